@@ -35,6 +35,7 @@ Examples:
   apcbatch show chats.jsonl --id 'c-7#3'
   apcbatch show requests.jsonl --line 40 --model ./my-mamba --block-size 256
   apcbatch show chats.jsonl --line 12 --json | jq '.shared'
+  apcbatch show episodes.jsonl --episode task-7
 """
 
 
@@ -52,6 +53,10 @@ Examples:
     "--turn", metavar="K", type=click.IntRange(min=1), cls=GroupedOption, group="Request",
     help="The assistant's turn, counted from 1; the last one of the line by default.",
 )  # fmt: skip
+@click.option(
+    "--episode", metavar="ID", cls=GroupedOption, group="Request",
+    help="Print the transcript of this live episode; INPUT is then an OUT.",
+)  # fmt: skip
 @config_options(OPTION_NAMES)
 @click.option("--json", "as_json", is_flag=True, cls=GroupedOption, group="Output", help="Print one JSON object.")
 @config_file_option
@@ -66,6 +71,8 @@ def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
 
     Exit status: 0 the request can be answered, 3 it would be an error record, 2 usage or no such line.
     """
+    if options["episode"] is not None:
+        return _show_episode(inputs, options["episode"], options["as_json"])
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     from apcbatch.cli.inspection_text import inspection_lines
     from apcbatch.data.input.inputs import find_inputs
@@ -86,3 +93,27 @@ def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
         for sentence in sentences:
             echo(f"Model: {sentence}")
     return EXIT_REQUEST_ERRORS if found.error_code is not None else EXIT_OK
+
+
+def _show_episode(outs: tuple[str, ...], name: str, as_json: bool) -> int:
+    """Print what an OUT has of a live episode."""
+    from apcbatch.job.live import read_episode
+    from apcbatch.job.out_file import find_out
+
+    if len(outs) != 1:
+        raise UsageError("--episode reads one OUT; give that alone")
+    messages, last = read_episode(name, (line for _, line in find_out(outs[0]).read()))
+    ours, error = last["apcbatch"], last["error"]
+    end, score = ours.get("end"), ours.get("score")
+    if as_json:
+        found = {"episode": name, "line": last["line"], "messages": messages, "end": end, "score": score}
+        echo_json(json_document(found))
+        return EXIT_OK
+    for message in messages:
+        echo(f"{message['role']}: {message.get('content') or ''}".rstrip())
+        for call in message.get("tool_calls") or ():
+            echo(f"  calls {call['function']['name']}({call['function']['arguments']})")
+    echo("not finished" if end is None else f"ended: {end}" if score is None else f"ended: {end}, score {score}")
+    where = f"the messages before these are in line {last['line']} of INPUT"
+    echo(where if error is None else f"{error['code']}: {error['message']}")
+    return EXIT_OK

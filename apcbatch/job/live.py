@@ -33,7 +33,7 @@ from apcbatch.engine.serving import LOOK_AHEAD
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.job.feed import Feeder
 from apcbatch.job.previous_answers import PreviousAnswers
-from apcbatch.job.record import Ticket, is_stopped, record_number
+from apcbatch.job.record import Ticket, is_stopped, read_record, record_number
 from apcbatch.job.request import make_request
 from apcbatch.job.sink import FileSink
 from apcbatch.job.tool_workers import Reply, ToolWorkers
@@ -530,6 +530,30 @@ def factory_name(tools: str | Callable[..., Any]) -> str:
             f"tools is {name} of {module}, which the processes of tools cannot import; define it at the top of a module"
         )
     return f"{module}:{name}"
+
+
+def read_episode(name: str, lines: Iterable[bytes | None]) -> tuple[list[Message], dict[str, Any]]:
+    """Return what OUT has of an episode: the messages behind those of its line, all if it failed, and its last record;
+    if it was begun anew, those of the last time. lines: of OUT. UsageError without such an episode."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        record = None if line is None or b'"episode":' not in line else read_record(line)
+        ours = record["apcbatch"] if record is not None else {}
+        if record is None or ours.get("episode") != name:
+            continue
+        if found and ours.get("attempt", 1) > next(iter(found.values()))["apcbatch"].get("attempt", 1):
+            found.clear()
+        found[record["turn"]] = record
+    if not found:
+        raise UsageError(f"OUT has no episode {name!r}; give the custom_id of a record without its #TURN")
+    messages: list[Message] = []
+    last = found[max(found)]
+    if last["error"] is not None:
+        return last["apcbatch"].get("transcript", []), last
+    for _, record in sorted(found.items()):
+        messages.append(record["response"]["body"]["choices"][0]["message"])
+        messages += record["apcbatch"].get("appended", [])
+    return messages, last
 
 
 @contextmanager

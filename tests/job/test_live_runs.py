@@ -373,3 +373,19 @@ def test_async_calls_of_one_answer_run_side_by_side(live):
     two = next(one for one in records.values() if len(one["apcbatch"]["tools"]) == 2)
     results = [json.loads(one["content"])["calls"] for one in two["apcbatch"]["appended"]]
     assert len(set(results)) == 1, "both were under way at once"
+
+
+def test_a_transcript_is_shown(live, apcbatch):
+    """Fault: messages in another order, of another episode, or of an attempt that was given up."""
+    _, records = live()
+    name, turns = next((name, turns) for name, turns in episodes(records).items() if len(turns) > 2)
+    done = apcbatch("show", "out.jsonl", "--episode", name, "--json")
+    found = json.loads(done.stdout)
+    assert (found["end"], found["score"]) == (turns[-1]["apcbatch"]["end"], turns[-1]["apcbatch"]["score"])
+    assert found["score"]["messages"] == len(found["messages"]) + 1, "the line has one message"
+    shown = apcbatch("show", "out.jsonl", "--episode", name).stdout.splitlines()
+    said = [turn["response"]["body"]["choices"][0]["message"] for turn in turns]
+    assert sum(line.startswith("assistant:") for line in shown) == len(said)
+    assert sum(line.startswith("  calls ") for line in shown) == sum(len(one["tool_calls"]) for one in said)
+    none = apcbatch("show", "out.jsonl", "--episode", "nobody")
+    assert none.code == 2 and "no episode 'nobody'" in none.stderr
