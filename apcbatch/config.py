@@ -264,6 +264,7 @@ class Config:
     ignore_eos: bool = setting("ignore_eos")
     logprobs: bool = setting("logprobs")
     top_logprobs: int = setting("top_logprobs")
+    token_ids: bool = setting("return_token_ids")
 
     score: bool = option(
         False,

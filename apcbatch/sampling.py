@@ -274,6 +274,14 @@ _ROWS = (
         bounds=Bounds(int, 0, MOST_TOP_LOGPROBS),
         in_request=False,
     ),
+    Setting(
+        "return_token_ids",
+        False,
+        "true adds `prompt_token_ids` to the body, and `token_ids` to each choice",
+        "Add the token ids of prompt and answers to the body: prompt_token_ids, and token_ids of each choice.",
+        option="token_ids",
+        in_request=False,
+    ),
 )
 SETTINGS: Mapping[str, Setting] = {row.name: row for row in _ROWS}
 

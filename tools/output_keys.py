@@ -82,6 +82,8 @@ RECORD: tuple[Key, ...] = (
         "of a completion: the likeliest tokens of each place by their texts, if they were asked for",
     ),
     Key("response.body.choices[].logprobs.text_offset", "list of integers", "of a completion: where each token begins"),
+    Key("response.body.choices[].token_ids", "list of integers", "with `return_token_ids`: the new tokens"),
+    Key("response.body.prompt_token_ids", "list of integers", "with `return_token_ids`: the prompt"),
     Key("response.body.usage", "object", "tokens"),
     Key("response.body.usage.prompt_tokens", "integer", "of the prompt"),
     Key("response.body.usage.completion_tokens", "integer", "new ones, the stop token included"),

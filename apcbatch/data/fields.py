@@ -159,7 +159,6 @@ FIELDS: tuple[Field, ...] = (
     _refused("add_special_tokens", "special tokens around the prompt"),
     _refused("skip_special_tokens", "special tokens in the answer's text", True),
     _refused("spaces_between_special_tokens", "spaces between special tokens", True),
-    _refused("return_token_ids", "token ids in the body", False, hint="apcbatch.completion_token_ids has them"),
     _refused("return_tokens_as_token_ids", "token ids for tokens", False),
     Field(
         "functions",

@@ -21,7 +21,8 @@ class PromptFields:
     token_ids: the prompt; for scoring, followed by the recorded answer. text: the prompt as it was given; None for
     token ids and chats. echo: put the prompt before the answer; with log-probabilities, list the num_top likeliest
     tokens at each of its positions. prompt_logprobs: number of likeliest tokens listed at each prompt position; None
-    for no list. answer_begin: position of the recorded answer to score, or None.
+    for no list. answer_begin: position of the recorded answer to score, or None. shows_ids: the body has the token ids
+    of prompt and answers.
     """
 
     token_ids: TokenArray
@@ -30,6 +31,7 @@ class PromptFields:
     num_top: int = 0
     prompt_logprobs: int | None = None
     answer_begin: int | None = None
+    shows_ids: bool = False
 
     def shown_text(self, renderer: Renderer) -> str:
         """Return the prompt's text; token ids are decoded, special tokens as their names."""

@@ -204,6 +204,10 @@ def result_record(
             "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
         },
     }
+    if prompt is not None and prompt.shows_ids:
+        body["prompt_token_ids"] = prompt.token_ids.tolist()
+        for choice, answer in zip(choices, answers, strict=True):
+            choice["token_ids"] = answer.token_ids
     response = {"status_code": 200, "request_id": ticket.request_id, "body": body}
     return _record(ticket, response, None, reuse)
 

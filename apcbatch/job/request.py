@@ -53,12 +53,15 @@ def make_request(
     signed = settings | _further_settings(conversation)
     ticket = _signed(ticket, prompt, signed, settings.pop("keeps_stop", False))
     echo, prompt_logprobs = settings.pop("echo", False), settings.pop("prompt_logprobs", None)
+    shows_ids = settings.pop("return_token_ids", False)
     if echo or prompt_logprobs is not None:
         text = conversation.prompt if isinstance(conversation.prompt, str) else None
         ticket = replace(
             ticket, prompt=PromptFields(prompt.token_ids, text, echo, settings.get("top_logprobs", 0), prompt_logprobs)
         )
         settings |= _scored_prompt(len(prompt.token_ids), echo, prompt_logprobs, settings)
+    if shows_ids:
+        ticket = replace(ticket, prompt=replace(ticket.prompt or PromptFields(prompt.token_ids), shows_ids=True))
     stop, structure = settings.pop("stop", ()), settings.pop("structure", None)
     output_parser = renderer.output_parser(conversation, prompt)
     return Request(

@@ -389,3 +389,25 @@ def test_a_transcript_is_shown(live, apcbatch):
     assert sum(line.startswith("  calls ") for line in shown) == sum(len(one["tool_calls"]) for one in said)
     none = apcbatch("show", "out.jsonl", "--episode", "nobody")
     assert none.code == 2 and "no episode 'nobody'" in none.stderr
+
+
+@pytest.mark.parametrize("history", ["template", "tokens"])
+def test_what_was_sampled_is_in_the_next_prompt(live, history):
+    """Faults: an answer is rendered again where the record does not say so; `sampled` names other tokens; token ids
+    that are not those of prompt and answer."""
+    _, records = live("--history", history, "--token-ids")
+    num_kept = 0
+    for turns in episodes(records).values():
+        said = []
+        for turn in turns:
+            body, ours = turn["response"]["body"], turn["apcbatch"]
+            prompt, [choice] = body["prompt_token_ids"], body["choices"]
+            assert len(prompt) == body["usage"]["prompt_tokens"]
+            assert choice["token_ids"] == ours["completion_token_ids"]
+            parts = [prompt[begin:end] for begin, end in ours["sampled"]]
+            if "rendered_again" not in ours["warning_kinds"]:
+                assert parts == said[len(said) - len(parts) :] and (len(parts) == len(said) or history == "template")
+                assert bool(parts) == bool(said)
+                num_kept += bool(parts)
+            said.append([token for token in choice["token_ids"] if token != EOS])
+    assert num_kept > 10

@@ -77,7 +77,7 @@ def test_each_key_that_is_written_is_listed_and_the_reverse(
     lines += [asked("l", logprobs=True, top_logprobs=2, stop_token_ids=[9])]
     lines += [batch_line(f"c{count}", prompt="Once", logprobs=count) for count in (0, 2)]
     lines.append(asked("n", n=2, temperature=1))
-    lines.append(batch_line("p", prompt="Once upon a time", prompt_logprobs=1))
+    lines.append(batch_line("p", prompt="Once upon a time", prompt_logprobs=1, return_token_ids=True))
     write_lines(tmp_path / "real.jsonl", lines)
     write_lines(tmp_path / "more.jsonl", [conversation(7)])
     options = ["-q", "--max-tokens", "60", "--store", "states", "--device", "cpu"]
