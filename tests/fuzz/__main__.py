@@ -22,13 +22,13 @@ import transformers  # noqa: F401
 import apcbatch  # noqa: F401  (before torch: it settles how threads wait)
 import apcbatch.engine.engine
 import apcbatch.job.job  # noqa: F401
-from tests.fuzz import checkpoints, inputs, outputs, stores
+from tests.fuzz import checkpoints, inputs, outputs, stores, tools
 from tests.fuzz.case import Case
 from tests.fuzz.child import Fault
 
 TARGETS: dict[str, Callable[[Case], None]] = {
     name.removeprefix("fuzz_"): target
-    for module in (inputs, outputs, checkpoints, stores)
+    for module in (inputs, outputs, checkpoints, stores, tools)
     for name, target in vars(module).items()
     if name.startswith("fuzz_")
 }
