@@ -13,9 +13,12 @@ from typing import Any
 
 import xxhash
 
+from apcbatch.data.checks import shown
+from apcbatch.display import counted
 from apcbatch.errors import UsageError
 from apcbatch.job.answer_counts import AnswerCounts
 from apcbatch.job.out_file import OutFile
+from apcbatch.job.processes import is_seconds
 from apcbatch.job.record import read_record
 from apcbatch.report.texts import Calls, Texts
 
@@ -27,7 +30,53 @@ MOST_ID_CHARACTERS = 512
 NUMBERS = ("line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "prefill_ms", "decode_ms",
            "finish", "error", "drafted", "accepted")  # fmt: skip
 DRAFT_NUMBERS = ("drafted", "accepted")
+EPISODE_ENDS = ("done", "max_turns", "context", "error")
+MOST_SCORES = 8  # whose means are shown
+MOST_SCORE = 1e300
 DIGEST_BYTES = 16
+
+
+class Episodes:
+    """Sums over the records of live episodes."""
+
+    def __init__(self) -> None:
+        self._ends: Counter[str] = Counter()
+        self._num_turns = self._num_calls = 0
+        self._tool_s = 0.0
+        self._scores: dict[str, tuple[int, float]] = {}  # name -> (episodes, sum)
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Count a record, if it is a turn of an episode."""
+        own = record["apcbatch"]
+        if not isinstance(own.get("episode"), str):
+            return
+        self._num_turns += 1
+        tools = own.get("tools")
+        for one in tools if isinstance(tools, list) else ():
+            seconds = one.get("seconds") if isinstance(one, dict) else None
+            self._num_calls += 1
+            self._tool_s += seconds if is_seconds(seconds) else 0
+        if isinstance(end := own.get("end"), str) and end in EPISODE_ENDS:
+            self._ends[end] += 1
+        score = own.get("score")
+        for name, value in score.items() if isinstance(score, dict) else ():
+            if isinstance(value, int | float) and abs(value) < MOST_SCORE:
+                count, total = self._scores.get(name, (0, 0.0))
+                if count or len(self._scores) < MOST_SCORES:
+                    self._scores[name] = count + 1, total + value
+
+    def sentence(self) -> str | None:
+        """Return the sums as a sentence; None without an episode that has ended."""
+        count = self._ends.total()
+        if not count:
+            return None
+        ends = ", ".join(f"{number:,} {end}" for end, number in self._ends.most_common())
+        means = [f"{shown(name)} {total / scored:.4g}" for name, (scored, total) in self._scores.items()]
+        return (
+            f"{counted(count, 'episode')} ended ({ends}) in {counted(self._num_turns, 'turn')}, with "
+            f"{counted(self._num_calls, 'call')} of tools in {self._tool_s:.1f} s"
+            + ("; mean scores: " + ", ".join(means) if means else "")
+        )
 
 
 class Requests:
@@ -42,7 +91,7 @@ class Requests:
     if unknown. ids: shortened for display. record_ids: as in the records. answers: a digest of the answers per row.
     prompts: a digest of prompt and settings per row, all zeros if the record has none. codes: number of error records
     by code.
-    ended: counts of how the answers ended, and of their warnings.
+    ended: counts of how the answers ended, and of their warnings. episodes: sums over live episodes.
     num_foreign: lines that are not records. num_torn: torn lines.
     """
 
@@ -55,6 +104,7 @@ class Requests:
         self.answers, self.prompts = bytearray(), bytearray()
         self.codes: Counter[str] = Counter()
         self.ended = AnswerCounts()
+        self.episodes = Episodes()
         self.record_ids: list[str] = []
         self.num_foreign = self.num_torn = self.first_foreign = 0
         self._places = {"reasons": {"": 0}, "finishes": {"error": 0}}
@@ -81,6 +131,7 @@ class Requests:
             self.texts.add("", None)
         for name in NUMBERS:
             self.numbers[name].append(numbers[name])
+        self.episodes.add(record)
         own = record["apcbatch"]
         self.begin_us.append(_micros(own.get("begin_s")))
         self.end_us.append(_micros(own.get("end_s")))
@@ -113,7 +164,9 @@ class Requests:
         return None if min(ideals, default=0) < 0 else sum(ideals)
 
     def notes(self, path: str) -> Iterator[str]:
-        """Yield a sentence for each kind of line that was left out."""
+        """Yield a sentence on live episodes, and one for each kind of line that was left out."""
+        if (sentence := self.episodes.sentence()) is not None:
+            yield sentence
         if self.num_torn:
             yield f"{self.num_torn} lines of {path} are torn, as a kill or a power cut leaves them; they are left out"
         if self.num_foreign:

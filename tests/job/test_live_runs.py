@@ -411,3 +411,24 @@ def test_what_was_sampled_is_in_the_next_prompt(live, history):
                 num_kept += bool(parts)
             said.append([token for token in choice["token_ids"] if token != EOS])
     assert num_kept > 10
+
+
+def test_a_report_sums_episodes_up(live, apcbatch, tmp_path):
+    """Fault: ends, turns or scores of episodes are nowhere in a report; or a damaged OUT ends it."""
+    _, records = live()
+    found = episodes(records)
+    calls = sum(len(one["apcbatch"]["tools"]) for one in records.values())
+    mean = sum(turns[-1]["apcbatch"]["score"]["total"] for turns in found.values()) / len(found)
+    words = f"{len(records)} turns, with {calls} calls of tools"
+    done = apcbatch("report", "out.jsonl", "-o", "again.html")
+    text = done.stderr + done.stdout
+    assert "8 episodes ended" in text and words in text and f"{mean:.4g}" in text
+    out = tmp_path / "out.jsonl"
+    odd = (
+        out.read_text()
+        .replace('"end":"done"', '"end":[5]')
+        .replace('"total":', '"\u2028":')
+        .replace('"tools":[{', '"tools":[5,{')
+    )
+    out.write_text(odd)
+    assert apcbatch("report", "out.jsonl", "-o", "odd.html").code == 0
