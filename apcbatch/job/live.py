@@ -270,9 +270,6 @@ class LiveFeeder(Feeder):
         records: dict[int, dict[str, Any]] = {}
         while self._answers and (record := self._answers.find(self._ticket_of(ticket, sample, len(records) + 1))):
             records[len(records) + 1] = record
-            number, position = record_number(record), self._ticket_of(ticket, sample, len(records)).number
-            if number != position:
-                self._answers.places.extend((number, position))
         return records
 
     def _begin_anew(self, episode: Episode) -> None:
