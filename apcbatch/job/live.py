@@ -565,7 +565,7 @@ def opened_workers(config: Config, output: str | None, warn: Callable[[str], Non
     else:
         path, flags = output + TOOLS_LOG_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            log = os.open(path, flags | (0 if config.resume else os.O_TRUNC), 0o666)
+            log = os.open(path, flags | (os.O_TRUNC if config.overwrite else 0), 0o666)
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}; choose another -o") from None
     workers = ToolWorkers(config.tools, config.tool_workers, config.tool_timeout, config.tool_memory or 0, log)

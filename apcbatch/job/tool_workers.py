@@ -27,6 +27,7 @@ from apcbatch.errors import UsageError
 from apcbatch.job.tool_child import HEAD, frame
 
 MOST_REPLY_BYTES = 64 << 20
+START_SECONDS = 30.0  # that a worker may take to import the code, besides the time limit
 DROP_SECONDS = 5.0  # in which a worker must confirm that an episode was dropped
 MOST_WAIT_S = 0.2  # between two looks at whether workers live
 _HERE = str(Path(__file__).resolve().parents[2])
@@ -66,7 +67,7 @@ class _Pending:
 
 class _Worker:
     """A running worker. pending: op -> request without a reply. episodes: keys of its episodes. is_own: it has one
-    episode alone."""
+    episode alone. is_loaded: it has imported the code."""
 
     def __init__(self, factory: str, memory: int, log: int, is_own: bool = False) -> None:
         (child_in, self._requests), (self.replies, child_out), (life, self._life) = os.pipe(), os.pipe(), os.pipe()
@@ -79,6 +80,7 @@ class _Worker:
                 stdout=log,
                 stderr=log,
                 pass_fds=(child_in, child_out, life),
+                env=os.environ | {"PYTHONHASHSEED": "0"},  # sets in one order, for results that --resume compares
                 start_new_session=True,
             )
         except OSError:
@@ -92,7 +94,7 @@ class _Worker:
         os.set_blocking(self.replies, False)
         self.pending: dict[int, _Pending] = {}
         self.episodes: set[int] = set()
-        self.is_own, self.is_broken = is_own, False
+        self.is_own, self.is_loaded, self.is_broken = is_own, False, False
         self._unsent, self._read = bytearray(frame({"do": "load", "factory": factory, "op": 0})), bytearray()
 
     def send(self, data: bytes) -> None:
@@ -171,7 +173,7 @@ class ToolWorkers:
     def open(self) -> None:
         """Start the first worker, and set the digest of the module. UsageError if the factory cannot be loaded."""
         worker = self._start(False)
-        worker.pending[0] = _Pending(-1, "the import", time.monotonic() + self.timeout)
+        worker.pending[0] = _Pending(-1, "the import", time.monotonic() + self.timeout + START_SECONDS)
         while True:
             for reply in self.poll(MOST_WAIT_S):
                 if reply.op == 0 and isinstance(reply.value, str):
@@ -263,12 +265,14 @@ class ToolWorkers:
     def _send(self, worker: _Worker, key: int, op: int, do: str, values: Mapping[str, Any]) -> None:
         worker.episodes.add(key)
         what = f"call({values['name']!r})" if do == "call" else do
-        worker.pending[op] = _Pending(key, what, time.monotonic() + self.timeout)
+        seconds = self.timeout + (0.0 if worker.is_loaded else START_SECONDS)
+        worker.pending[op] = _Pending(key, what, time.monotonic() + seconds)
         worker.send(frame({"do": do, "key": key, "op": op, **values}))
 
     def _take(self, worker: _Worker) -> None:
         """Take the replies of a worker, and end what has taken too long."""
         for value in worker.values():
+            worker.is_loaded = True
             asked = worker.pending.pop(value["op"], None)
             if asked is not None and asked.drops is not None:
                 if (expired := worker.pending.pop(asked.drops, None)) is not None:

@@ -147,6 +147,8 @@ def episodes(records):
 def test_a_turn_has_what_its_tools_said(live, tmp_path):
     """Faults: results under another call's id; a turn that is written before its tools have answered; a last turn
     without an end; output of tools in the run's own."""
+    log = tmp_path / "out.jsonl.tools.log"
+    log.write_text("mine\n")
     done, records = live()
     assert done.code == 0 and done.summary["restarted"] == 0
     kinds = set()
@@ -164,7 +166,7 @@ def test_a_turn_has_what_its_tools_said(live, tmp_path):
             kinds.add((len(ids), tuple(one["error"] for one in ours["tools"]), "unread_call" in ours["warning_kinds"]))
             assert ours["end"] is not None or ids or appended[0]["role"] == "user"
     assert len(kinds) == 5, "one call, two, none, an unknown tool, and one that cannot be read"
-    assert (tmp_path / "out.jsonl.tools.log").read_text().startswith("called e")
+    assert log.read_text().startswith("mine\ncalled e"), "a file that was there is kept"
     assert "called" not in done.stdout + done.stderr
 
 
