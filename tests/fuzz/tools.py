@@ -78,7 +78,7 @@ class Sync:
 
 class Async(Sync):
     async def call(self, name, arguments):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         return self.do()
 """
 

@@ -81,6 +81,14 @@ class Adder(Tools):
         return {"total": self.total, "messages": len(messages)}
 
 
+class Blocking(Adder):
+    """Coroutines of which one blocks the loop that all share."""
+
+    async def call(self, name, arguments):
+        if self.row["id"] == "e0": time.sleep(100)
+        return "fine"
+
+
 class Beside(Adder):
     """Its two calls of one answer must run side by side."""
 
@@ -434,3 +442,12 @@ def test_a_report_sums_episodes_up(live, apcbatch, tmp_path):
     )
     out.write_text(odd)
     assert apcbatch("report", "out.jsonl", "-o", "odd.html").code == 0
+
+
+@pytest.mark.slow
+def test_a_coroutine_that_blocks_fails_alone(live, monkeypatch):
+    """Fault: the other episodes of its worker are taken for slow."""
+    monkeypatch.setattr("apcbatch.job.tool_workers.DROP_SECONDS", 1.0)
+    done, records = live("--tools", "live_tools:Blocking", "--tool-workers", 1, "--tool-timeout", 1)
+    failed = {name for name, turns in episodes(records).items() if turns[-1]["error"] is not None}
+    assert failed == {"e0"} and len(episodes(records)) == 8
