@@ -194,6 +194,7 @@ SUMMARY: tuple[Key, ...] = (
     Key("already_done", "integer", "answered in OUT before `--resume`"),
     Key("answers_without_line", "integer", "answers in OUT whose line INPUT no longer has"),
     Key("restarted", "integer", "live episodes that were begun anew, as what OUT has of them did not fit"),
+    Key("idle_s", "number", "seconds in which live episodes waited for tools, and there was nothing to compute"),
     Key("finish_reasons", "object of integers", "answers (choices of the requests that succeeded) by finish_reason"),
     Key("empty_answers", "integer", "those of them without content and without a call"),
     Key("unread_calls", "integer", "those in which a tool call begins that cannot be read"),
@@ -276,7 +277,6 @@ SUMMARY: tuple[Key, ...] = (
     Key("seconds.prefill", "number", "passes, as far as they computed prompts"),
     Key("seconds.decode", "number", "passes, as far as they computed answers"),
     Key("seconds.store", "number", "waiting for the store, and scheduling"),
-    Key("seconds.idle", "number", "waiting for tools of live episodes with nothing to compute"),
     Key("seconds.total", "number", "from the start to the summary"),
     Key("prefill_tokens_per_s", "number or null", "computed and recomputed tokens over seconds of prefill"),
     Key(

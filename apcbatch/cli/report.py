@@ -104,6 +104,8 @@ def report(
         reader = PromptReader(inputs, resolved.model, warn)
     document = make_document(files, curve, reader)
     for run in document["runs"]:
+        if run["episodes"] is not None:
+            echo(f"{run['name']}: {run['episodes']}")
         for note in run["notes"]:
             warn(f"{run['name']}: {note}")
     size = write_report(path, document)

@@ -44,6 +44,7 @@ class Run:
         return {
             "name": self.out.name,
             "notes": self.notes,
+            "episodes": self.requests.episodes.sentence(),
             **{panel.key or panel.name: panel.data(self) for panel in PANELS if panel.data is not None},
         }
 

@@ -164,9 +164,7 @@ class Requests:
         return None if min(ideals, default=0) < 0 else sum(ideals)
 
     def notes(self, path: str) -> Iterator[str]:
-        """Yield a sentence on live episodes, and one for each kind of line that was left out."""
-        if (sentence := self.episodes.sentence()) is not None:
-            yield sentence
+        """Yield a sentence for each kind of line that was left out."""
         if self.num_torn:
             yield f"{self.num_torn} lines of {path} are torn, as a kill or a power cut leaves them; they are left out"
         if self.num_foreign:

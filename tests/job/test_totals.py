@@ -77,7 +77,7 @@ def test_the_summary_adds_up(clock: list[float]) -> None:
     summary = totals.summary(Config(block_size=32, policy="all", model="m"), ENGINE)
     assert 10 << 20 < summary.pop("peak_rss_bytes") <= 2 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert summary == {
-        "requests": 6, "ok": 4, "errors": 2, "already_done": 6, "answers_without_line": 0, "restarted": 0,
+        "requests": 6, "ok": 4, "errors": 2, "already_done": 6, "answers_without_line": 0, "restarted": 0, "idle_s": 0.0,
         "ignored_columns": {},
         "finish_reasons": {"length": 1, "stop": 1}, "empty_answers": 1, "unread_calls": 0,
         "answer_warnings": {"tools": 1},
@@ -90,7 +90,7 @@ def test_the_summary_adds_up(clock: list[float]) -> None:
         "drafts": {"history": {"drafted": 4, "accepted": 0}, "lookup": {"drafted": 8, "accepted": 5}},
         "tokens_per_pass": 1.5, "drafts_saved_s": 1.25,
         "score": None,
-        "seconds": {"load": 4.0, "plan": 1.5, "prefill": 2.0, "decode": 0.5, "store": 0.25, "idle": 0.0, "total": 12.0},
+        "seconds": {"load": 4.0, "plan": 1.5, "prefill": 2.0, "decode": 0.5, "store": 0.25, "total": 12.0},
         "prefill_tokens_per_s": 111.5, "decode_tokens_per_s": 18.0,
         "peak_device_bytes": 5, "peak_draft_bytes": 6, "warnings": ["w", "v"],
         "block_size": 32, "policy": "all", "model": "m", "dtype": "bfloat16", "device": "cpu",

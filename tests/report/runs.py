@@ -284,6 +284,7 @@ class Run:
         return {
             "name": f"demo-out/run-{self.number}.jsonl",
             "notes": [] if self.entries else ["out.jsonl.run.json has no entry of a process"],
+            "episodes": None,
             "verdict": {
                 **{name: summary[name] for name in copied},
                 **{name: summary[name] if done and self.entries else None for name in timed},

@@ -10,7 +10,7 @@ function showVerdict(section, run) {
     errorCodes(verdict),
     answerCounts(verdict),
     ignoredColumns(verdict),
-    ...(run.notes ?? []).map((note) => foreign(note, "p", { class: "quiet note" })),
+    ...[run.episodes ?? [], run.notes ?? []].flat().map((note) => foreign(note, "p", { class: "quiet note" })),
     element("dl", { class: "tiles" }, ...tiles(verdict, run.tokens)),
     verdict.percentiles === null ? null : percentileTable(verdict.percentiles),
     verdict.warnings.length ? warnings(verdict.warnings) : null);
