@@ -39,6 +39,8 @@ from apcbatch.prefix import as_token_array, boundaries_in, last_boundary
 from apcbatch.sampling import SETTINGS
 from apcbatch.types import Request
 
+FIRST_TURNS = "of live episodes only the first turns are known here, with the tools of their lines: no code is run"
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:
@@ -117,6 +119,8 @@ def inspect(
             f"{config.origins['turns']} rollout: its prompts contain answers that are not generated yet; look at them "
             "with --turns each, where the recorded answers stand in for them"
         )
+    if config.turns == "live":
+        warn(FIRST_TURNS)
     records = _Records(open_source(inputs, LineOptions.of(config), warn=warn), line, id)
     folder = locate_model(config.model)
     config = replace(with_own_dtype(with_model_defaults(config, folder), warn), score=False)

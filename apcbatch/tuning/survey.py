@@ -25,6 +25,7 @@ from apcbatch.engine.validation import check_request
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
 from apcbatch.job.feed import Feeder
+from apcbatch.job.inspection import FIRST_TURNS
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.references import References
 from apcbatch.job.work import Failure
@@ -134,6 +135,8 @@ def survey(
             f"{config.origins['turns']} rollout: its prompts are built on answers that are not known yet; plan with "
             "--turns each, where the recorded answers stand in for them"
         )
+    if config.turns == "live":
+        warn(FIRST_TURNS)
     records = open_source(inputs, LineOptions.of(config), warn=warn)
     folder = locate_model(config.model)
     config = with_own_dtype(with_model_defaults(config, folder))

@@ -451,3 +451,10 @@ def test_a_coroutine_that_blocks_fails_alone(live, monkeypatch):
     done, records = live("--tools", "live_tools:Blocking", "--tool-workers", 1, "--tool-timeout", 1)
     failed = {name for name, turns in episodes(records).items() if turns[-1]["error"] is not None}
     assert failed == {"e0"} and len(episodes(records)) == 8
+
+
+def test_other_commands_know_first_turns_alone(live, apcbatch):
+    """Fault: a plan of one turn passes for that of whole episodes."""
+    for command in ("plan", "show"):
+        done = apcbatch(command, "in.jsonl", "--turns", "live")
+        assert done.code == 0 and "only the first turns are known here" in done.stderr

@@ -77,7 +77,8 @@ def test_the_summary_adds_up(clock: list[float]) -> None:
     summary = totals.summary(Config(block_size=32, policy="all", model="m"), ENGINE)
     assert 10 << 20 < summary.pop("peak_rss_bytes") <= 2 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert summary == {
-        "requests": 6, "ok": 4, "errors": 2, "already_done": 6, "answers_without_line": 0, "restarted": 0, "idle_s": 0.0,
+        "requests": 6, "ok": 4, "errors": 2, "already_done": 6, "answers_without_line": 0,
+        "restarted": 0, "idle_s": 0.0,
         "ignored_columns": {},
         "finish_reasons": {"length": 1, "stop": 1}, "empty_answers": 1, "unread_calls": 0,
         "answer_warnings": {"tools": 1},
