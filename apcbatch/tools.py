@@ -139,13 +139,8 @@ class EpisodeCode:
 
 def unknown_tool(name: str, tools: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the result of a call of a tool that is not offered; None if it is offered."""
-    names = tool_names(tools)
+    names = [tool.get("function", tool)["name"] for tool in tools]
     return None if name in names else json.dumps({"error": f"there is no tool {name!r}", "tools": names})
-
-
-def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of tools in OpenAI's form."""
-    return [tool.get("function", tool)["name"] for tool in tools]
 
 
 def tool_message(call_id: str | None, text: str) -> Message:

@@ -334,8 +334,10 @@ class LiveFeeder(Feeder):
             episode.past.append(_Answered(answer, length, _digest(appended)))
             episode.transcript += appended
             num_unread = num_unread + 1 if _is_unread(answer) else 0
-            end = self._end_of(episode, is_done, num_unread)
-            if end is None:
+            is_last, end = episode.turn >= self._config.max_turns, None
+            if is_done or num_unread >= MOST_UNREAD or is_last:
+                end = "done" if is_done else "error" if num_unread >= MOST_UNREAD else "max_turns"
+            else:
                 history.extend(appended)
                 if len(history.prompt.token_ids) >= self._config.max_request_tokens:
                     end = "context"
@@ -357,13 +359,6 @@ class LiveFeeder(Feeder):
             if end is not None:
                 return
             episode.turn += 1
-
-    def _end_of(self, episode: Episode, is_done: bool, num_unread: int) -> str | None:
-        if is_done:
-            return "done"
-        if num_unread >= MOST_UNREAD:
-            return "error"
-        return "max_turns" if episode.turn >= self._config.max_turns else None
 
     def _request_of(self, episode: Episode, conversation: Conversation, history: LiveHistory) -> Request:
         ticket = self._ticket_of(episode.ticket, episode.sample, episode.turn)
