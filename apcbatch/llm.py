@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, cast
 
 import orjson
@@ -36,13 +36,14 @@ from apcbatch.engine.serving import serve
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, TURNS, Turns
 from apcbatch.job.feed import Feeder
-from apcbatch.job.live import LiveFeeder, factory_name, opened_workers
+from apcbatch.job.live import LiveFeeder, factory_name
 from apcbatch.job.opening import check_stop_tokens, make_engine
 from apcbatch.job.planning import with_measured_gain, work_source
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import error_record, line_of, result_record
 from apcbatch.job.references import EarlierAnswers, References
-from apcbatch.job.work import Failure, JobEngine, TurnDone, Work, WorkSource
+from apcbatch.job.tool_workers import opened_workers
+from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.model.own_dtype import with_own_dtype
@@ -202,30 +203,26 @@ class LLM:
         self,
         records: Iterator[Conversation | BadLine],
         turns: Turns,
-        factory: str | None = None,
+        tools: str | None = None,
         shows_bar: bool = False,
     ) -> Iterator[Answer]:
-        """Yield each answer as it finishes, with a progress bar on standard error if shows_bar. factory: name of the
-        factory of live episodes."""
+        """Yield each answer as it finishes, with a progress bar on standard error if shows_bar. tools: as --tools."""
         if self._engine is None:
             raise UsageError("this LLM is closed; make another one")
         if self._is_running:
             raise UsageError("another run of this LLM is not finished; take all of its answers, or close it, first")
-        engine, config = self._engine, replace(self._config, turns=turns, tools=factory)
+        engine, config = self._engine, replace(self._config, turns=turns, tools=tools)
+        given = config, records, self._renderer, PreviousAnswers()
         self._is_running = True
-        ended: list[Failure | TurnDone] = []
         try:
             with (
                 opened_workers(config, None, self._warn) as workers,
                 tqdm(unit=" answers", disable=not shows_bar) as bar,
             ):
-                if workers is not None:
-                    feeder: Feeder = LiveFeeder(config, records, self._renderer, PreviousAnswers(), engine, workers)
-                else:
-                    references = References.of(config, self._renderer, self._earlier)
-                    feeder = Feeder(config, records, self._renderer, PreviousAnswers(), True, references)
-                source = work_source(config, feeder, engine)
-                for answer in self._served(source, engine, ended):
+                live = None if workers is None else LiveFeeder(*given, engine, workers)
+                references = References.of(config, self._renderer, self._earlier)
+                source = work_source(config, live or Feeder(*given, True, references), engine)
+                for answer in self._served(source, engine, live):
                     bar.total = source.total
                     bar.update()
                     yield answer
@@ -233,19 +230,20 @@ class LLM:
             self._is_running = False
             engine.abort()
 
-    def _served(self, source: WorkSource, engine: JobEngine, ended: list[Failure | TurnDone]) -> Iterator[Answer]:
-        """Yield the answers to the requests of a source. ended: list to collect failures and turns of episodes in."""
+    def _served(self, source: WorkSource, engine: JobEngine, live: LiveFeeder | None) -> Iterator[Answer]:
+        """Yield the answers to the requests of a source. live: the source, if it plays live episodes."""
+        ended: list[Failure | Result] = []  # what is yielded next
         while not source.exhausted:
-            for results in serve(engine, lambda: self._take(source, ended)):
-                yield from self._take_ended(ended)
+            for results in serve(engine, lambda: self._take(source, ended, live)):
                 for result in results:
                     for work in source.follow_up(result):
                         self._submit(work, engine, ended)
-                    if not source.is_live:
-                        yield self._answer(result)
-            yield from self._take_ended(ended)
+                    if live is None:
+                        ended.append(result)
+                yield from self._yielded(ended)
+            yield from self._yielded(ended)
 
-    def _take(self, source: WorkSource, ended: list[Failure | TurnDone]) -> Request | None:
+    def _take(self, source: WorkSource, ended: list[Failure | Result], live: LiveFeeder | None) -> Request | None:
         """Return the next request. None: no request is ready, or what has ended should be yielded first.
 
         Appends conversations that cannot be answered, and turns of live episodes, to `ended`.
@@ -254,46 +252,35 @@ class LLM:
         while may_begin and not source.exhausted and len(ended) < _MOST_FAILURES:
             is_paused = source.pause()
             work = None if is_paused else source.next()
-            ended += source.take_done()
-            if is_paused:
-                return None
+            ended += live.take_ended() if live is not None else ()
             if isinstance(work, Failure):
                 ended.append(work)
-            elif work is not None:
+            elif work is not None or is_paused or (live is not None and ended):
                 return work
         return None
 
-    def _submit(self, work: Work, engine: JobEngine, ended: list[Failure | TurnDone]) -> None:
+    def _submit(self, work: Work, engine: JobEngine, ended: list[Failure | Result]) -> None:
         """Submit a request to the engine, or collect a failure."""
         if isinstance(work, Failure):
             ended.append(work)
         else:
             engine.submit(work)
 
-    def _take_ended(self, ended: list[Failure | TurnDone]) -> Iterator[Answer]:
+    def _yielded(self, ended: list[Failure | Result]) -> Iterator[Answer]:
         """Remove what is collected, and yield an answer for each."""
         while ended:
             one = ended.pop(0)
-            if isinstance(one, TurnDone):
-                yield self._answer(one.result, one.fields)
-            else:
-                yield answer_of(_with_fields(error_record(one.ticket, one.error), one.fields))
+            yield self._answer(one) if isinstance(one, Result) else answer_of(error_record(one.ticket, one.error))
 
-    def _answer(self, result: Result, fields: Mapping[str, Any] = MappingProxyType({})) -> Answer:
-        """Convert a result to an Answer by its record, with the values that the output line would have. fields:
-        further ones of its `apcbatch` object."""
+    def _answer(self, result: Result) -> Answer:
+        """Convert a result to an Answer by its record, with the values that the output line would have."""
         ticket = result.tag.ticket
         if result.error is not None:
             record = error_record(ticket, RequestError(result.error.code, result.error.message, ticket.line))
         else:
             output_parser, now = result.tag.output_parser, int(time.time())
             record = result_record(ticket, result, self._renderer, self._config.model, now, output_parser)
-        return answer_of(orjson.loads(line_of(_with_fields(record, fields))))
-
-
-def _with_fields(record: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with further fields of its `apcbatch` object."""
-    return record | {"apcbatch": {**record["apcbatch"], **fields}}
+        return answer_of(orjson.loads(line_of(record)))
 
 
 def _records(

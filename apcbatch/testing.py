@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,49 +28,40 @@ def play(factory: Callable[..., Any], line: Mapping[str, Any], answers: Iterable
     list of calls as (name, arguments), or a message in OpenAI's form. Raises ToolError, with the exception of the
     user's code as its cause, where a run would write an error record.
     """
-    loop = asyncio.new_event_loop()
-    try:
-        code = EpisodeCode(factory, line, sample, loop.run_until_complete)
+    with closing(EpisodeCode(factory, line, sample)) as code:
         body = line if "messages" in line else line.get("body") or {}
         tools = body.get("tools") or () if code.tools is None else code.tools
         played = Played([dict(message) for message in body.get("messages") or ()])
-        try:
-            for turn, answer in enumerate(answers, start=1):
-                message = _message(answer, turn)
-                played.messages.append(message)
-                for call in message.get("tool_calls") or ():
-                    name, arguments = call["function"]["name"], call["function"]["arguments"]
-                    text = unknown_tool(name, tools) or code.call(name, json.loads(arguments))[0]
-                    played.messages.append(tool_message(call["id"], text))
-                if not message.get("tool_calls"):
-                    said = code.next(played.messages)
-                    if said is None:
-                        played.end = "done"
-                        break
-                    played.messages.append(said)
-            played.score = code.score(played.messages)
-        finally:
-            code.close()
-        return played
-    finally:
-        loop.close()
+        for turn, answer in enumerate(answers, start=1):
+            message = _message(answer, turn)
+            played.messages.append(message)
+            calls = message.get("tool_calls") or ()
+            texts = [unknown_tool(call["function"]["name"], tools) for call in calls]
+            known = [call["function"] for call, text in zip(calls, texts, strict=True) if text is None]
+            results = iter(code.call([(one["name"], json.loads(one["arguments"])) for one in known]))
+            played.messages += [
+                tool_message(call["id"], next(results)[0] if text is None else text)
+                for call, text in zip(calls, texts, strict=True)
+            ]
+            said = None if calls else code.next(played.messages)
+            if said is not None:
+                played.messages.append(said)
+            elif not calls:
+                played.end = "done"
+                break
+        played.score = code.score(played.messages)
+    return played
 
 
 def _message(answer: Any, turn: int) -> Message:
     """Return an answer as a message in OpenAI's form, with an id for each call."""
-    if isinstance(answer, str):
-        return {"role": "assistant", "content": answer}
+    content, calls = (answer, []) if isinstance(answer, str) else (None, answer)
     if isinstance(answer, Mapping):
-        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in answer.get("tool_calls") or ()]
         content = answer.get("content")
-    else:
-        calls, content = list(answer), None
+        calls = [(one["function"]["name"], one["function"]["arguments"]) for one in answer.get("tool_calls") or ()]
+    functions = [{"name": name, "arguments": one if isinstance(one, str) else json.dumps(one)} for name, one in calls]
     made = [
-        {
-            "id": f"call_{turn}_{index}",
-            "type": "function",
-            "function": {"name": name, "arguments": given if isinstance(given, str) else json.dumps(given)},
-        }
-        for index, (name, given) in enumerate(calls)
+        {"id": f"call_{turn}_{index}", "type": "function", "function": function}
+        for index, function in enumerate(functions)
     ]
     return {"role": "assistant", "content": content} | ({"tool_calls": made} if made else {})

@@ -5,9 +5,13 @@ Invariant: what a method of this module returns is JSON: texts in UTF-8, no NaN,
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
+import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 Message = dict[str, Any]
@@ -31,7 +35,7 @@ class Tools:
 
     A class derived from it is a factory: `--tools PACKAGE.MODULE:CLASS`. Any object with `call` will do, and any
     function that returns one. Every method may be `async`. Methods of one episode run in one thread, one after the
-    other; only an `async def call` runs side by side for the calls of one answer.
+    other; where `call` is `async`, the calls of one answer run side by side.
 
     row: the parsed line. sample: index of the episode among those of the line, from 0. tools: tools in OpenAI's form;
     None for those of the line. replay: whether the same calls in the same order give the same results in a new episode,
@@ -64,42 +68,33 @@ class Tools:
 
 
 class EpisodeCode:
-    """One episode of the user's code, with checked results. tools, replay: as in Tools. is_async: `call` is a coroutine
-    function. wait: returns the result of an awaitable. ToolError for code that raises or returns something else."""
+    """One episode of the user's code, with checked results. All of it runs in the thread that makes this object, its
+    coroutines in a loop of their own.
 
-    def __init__(
-        self,
-        factory: Callable[..., Any],
-        row: Mapping[str, Any],
-        sample: int,
-        wait: Callable[[Awaitable[Any]], Any],
-    ) -> None:
-        self._wait = wait
-        self._episode = self._result("the factory", factory, row, **_sample_of(factory, sample))
+    tools, replay: as in Tools. timeout: seconds that a method may take; what hangs in a plain function is not
+    interrupted here. ToolError for code that raises, takes longer, or returns something else.
+    """
+
+    def __init__(self, factory: Callable[..., Any], row: Mapping[str, Any], sample: int, timeout: float = math.inf):
+        self._timeout = timeout
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._episode = self._result("the factory", lambda: factory(row, **_sample_of(factory, sample)))
         if not callable(getattr(self._episode, "call", None)):
             kind = type(self._episode).__name__
             raise ToolError(f"the factory returned a {kind}, which has no method call(name, arguments)")
         given = getattr(self._episode, "tools", None)
         self.tools: list[Any] | None = None if given is None else json.loads(_as_json("tools", list(given)))
         self.replay = bool(getattr(self._episode, "replay", True))
-        self.is_async = inspect.iscoroutinefunction(self._episode.call)
 
-    def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
-        """Return the text of a call's result, and whether it was cut."""
-        return self._call_text(name, self._result(f"call({name!r})", self._episode.call, name, arguments))
-
-    async def call_async(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
-        """Return what `call` does, where the episode's `call` is a coroutine function."""
-        try:
-            value = await self._episode.call(name, arguments)
-        except Exception as error:
-            raise _raised(f"call({name!r})", error) from error
-        return self._call_text(name, value)
+    def call(self, calls: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, bool, float]]:
+        """Return (text of the result, whether it was cut, seconds) of each call (name, arguments) of one answer."""
+        jobs = [(call_clause(name), partial(self._episode.call, name, arguments)) for name, arguments in calls]
+        results = zip(jobs, self._results(jobs), strict=True)
+        return [(*_result_text(what, value), seconds) for (what, _), (value, seconds) in results]
 
     def next(self, messages: list[Message]) -> Message | None:
         """Return the user's next message; None at the end of the episode."""
-        method = getattr(self._episode, "next", None)
-        value = None if method is None else self._result("next", method, messages)
+        value = self._optional("next", messages)
         if value is None:
             return None
         if not (isinstance(value, Mapping) and value.get("role") == "user" and isinstance(value.get("content"), str)):
@@ -108,33 +103,77 @@ class EpisodeCode:
 
     def score(self, messages: list[Message]) -> dict[str, Any]:
         """Return the score; empty if the episode has none."""
-        method = getattr(self._episode, "score", None)
-        value = {} if method is None else self._result("score", method, messages)
+        value = self._optional("score", messages, default={})
         if not isinstance(value, Mapping):
             raise ToolError(f"score returned a {type(value).__name__}; expected a dict")
         found: dict[str, Any] = json.loads(_as_json("score", value, MOST_RESULT_BYTES))
         return found
 
     def close(self) -> None:
-        """Close the episode."""
-        method = getattr(self._episode, "close", None)
-        if method is not None:
-            self._result("close", method)
-
-    def _result(self, what: str, function: Callable[..., Any], *values: Any, **named: Any) -> Any:
+        """Close the episode, and its loop."""
         try:
-            value = function(*values, **named)
-            return self._wait(value) if inspect.isawaitable(value) else value
+            self._optional("close")
+        finally:
+            if self._loop is not None:
+                self._loop.close()
+
+    def _optional(self, name: str, *values: Any, default: Any = None) -> Any:
+        method = getattr(self._episode, name, None)
+        return default if method is None else self._result(name, partial(method, *values))
+
+    def _result(self, what: str, function: Callable[[], Any]) -> Any:
+        return self._results([(what, function)])[0][0]
+
+    def _results(self, jobs: Sequence[tuple[str, Callable[[], Any]]]) -> list[tuple[Any, float]]:
+        """Return (value, seconds) of each job, which is a clause that names it and a function. Functions are called in
+        their order; then what they return of coroutines runs side by side."""
+        found = []
+        for what, function in jobs:
+            begin = time.perf_counter()
+            try:
+                value = function()
+            except Exception as error:
+                raise _raised(what, error) from error
+            found.append((value, time.perf_counter() - begin))
+            if found[-1][1] > self._timeout:
+                raise ToolError(too_long(what, self._timeout))
+        if any(inspect.isawaitable(value) for value, _ in found):
+            self._loop = self._loop or asyncio.new_event_loop()
+            waits = [self._awaited(what, *one) for (what, _), one in zip(jobs, found, strict=True)]
+            found = self._loop.run_until_complete(_in_order(waits))
+        return found
+
+    async def _awaited(self, what: str, value: Any, seconds: float) -> tuple[Any, float]:
+        if not inspect.isawaitable(value):
+            return value, seconds
+        begin, task = time.perf_counter(), asyncio.ensure_future(value)
+        done, _ = await asyncio.wait({task}, timeout=None if self._timeout == math.inf else self._timeout)
+        if not done:
+            task.cancel()
+            raise ToolError(too_long(what, self._timeout))
+        try:
+            return task.result(), time.perf_counter() - begin
         except Exception as error:
             raise _raised(what, error) from error
 
-    def _call_text(self, name: str, value: Any) -> tuple[str, bool]:
-        what = f"call({name!r})"
-        if isinstance(value, str):
-            return _cut(_checked_text(what, value))
-        if not isinstance(value, Mapping):
-            raise ToolError(f"{what} returned a {type(value).__name__}; expected a str or a dict")
-        return _cut(_as_json(what, value))
+
+async def _in_order(waits: Sequence[Awaitable[Any]]) -> list[Any]:
+    """Return the results; of several exceptions, raise that of the first, not the earliest."""
+    found = await asyncio.gather(*waits, return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return found
+
+
+def call_clause(name: str) -> str:
+    """Return the clause that names a call in a sentence."""
+    return f"call({name!r})"
+
+
+def too_long(what: str, timeout: float) -> str:
+    """Return the sentence about code that took too long."""
+    return f"{what} took more than {timeout:g} s (--tool-timeout)"
 
 
 def unknown_tool(name: str, tools: Sequence[Mapping[str, Any]]) -> str | None:
@@ -160,6 +199,14 @@ def _sample_of(factory: Callable[..., Any], sample: int) -> dict[str, int]:
 
 def _raised(what: str, error: Exception) -> ToolError:
     return ToolError(f"{what} raised {type(error).__name__}: {error!s:.{SHOWN_CHARACTERS}}".rstrip(": "))
+
+
+def _result_text(what: str, value: Any) -> tuple[str, bool]:
+    if isinstance(value, str):
+        return _cut(_checked_text(what, value))
+    if not isinstance(value, Mapping):
+        raise ToolError(f"{what} returned a {type(value).__name__}; expected a str or a dict")
+    return _cut(_as_json(what, value))
 
 
 def _as_json(what: str, value: Any, most: int = MOST_RETURNED_BYTES) -> str:

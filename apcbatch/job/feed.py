@@ -33,7 +33,7 @@ from apcbatch.job.record import Ticket, is_stopped
 from apcbatch.job.references import References
 from apcbatch.job.request import make_request
 from apcbatch.job.shards import ShardLines
-from apcbatch.job.work import Failure, OpenRollout, TurnDone, Work
+from apcbatch.job.work import Failure, OpenRollout, Work
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import DraftSource, Result
 
@@ -51,7 +51,6 @@ class Feeder:
     conversations that have each unused column, for the first MOST_COLUMNS columns.
     """
 
-    is_live = False
     plan_s = 0.0
     beyond_window_tokens = 0
 
@@ -107,10 +106,6 @@ class Feeder:
         except StopIteration:
             self.exhausted = True
             return None
-
-    def take_done(self) -> list[TurnDone]:
-        """Return no turn of a live episode (see LiveFeeder)."""
-        return []
 
     def follow_up(self, result: Result) -> list[Work]:
         """Return the work that depends on a result: the next turn of a rollout, or the failures of all its later
@@ -351,19 +346,25 @@ class Feeder:
         stopped: bool,
         stop_reason: int | str | None,
     ) -> RequestError | None:
-        """Append an answer to the conversation, cut as in its record, and make the prompt of the next turn. Do nothing
-        after the last turn. Return the error if the prompt cannot be made, else None. stopped: the finish reason is
-        `stop`. stop_reason: as in Result."""
+        """Append an answer to the conversation, and make the prompt of the next turn. Do nothing after the last turn.
+        Return the error if the prompt cannot be made, else None. stopped: the finish reason is `stop`. stop_reason: as
+        in Result."""
         if rollout.remaining:
-            # An answer that completes its grammar ends without a stop token: its last token is text.
-            has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
             try:
-                cut = cut_answer(self._renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
-                text = None if cut.is_exact else cut.text
-                _guarded(lambda: rollout.rollout.advance(token_ids[: cut.num_tokens], has_stop_token, text))
+                answer = self._as_history(ticket, token_ids, stopped, stop_reason)
+                _guarded(lambda: rollout.rollout.advance(*answer))
             except RequestError as error:
                 return error
         return None
+
+    def _as_history(
+        self, ticket: Ticket, token_ids: list[int], stopped: bool, stop_reason: int | str | None
+    ) -> tuple[list[int], bool, str | None]:
+        """Return the arguments of Rollout.advance: the answer, cut as in its record."""
+        # An answer that completes its grammar ends without a stop token: its last token is text.
+        has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
+        cut = cut_answer(self._renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
+        return token_ids[: cut.num_tokens], has_stop_token, None if cut.is_exact else cut.text
 
     def _fail_later_turns(self, rollout: OpenRollout, ticket: Ticket, error: RequestError) -> Iterator[Work | None]:
         """End a rollout at a turn without an answer, and fail all later turns for the same reason."""

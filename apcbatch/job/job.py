@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -24,7 +23,7 @@ from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestE
 from apcbatch.job.continuation import REPLACED, command_line, command_words, nothing_left
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.feed import Feeder
-from apcbatch.job.live import LiveFeeder, drop_stale, opened_workers
+from apcbatch.job.live import LiveFeeder, drop_stale
 from apcbatch.job.opening import OpenRun, check_paths, open_run
 from apcbatch.job.output import output_for
 from apcbatch.job.output_paths import STDOUT, check_summary, default_output, odd_names
@@ -36,7 +35,7 @@ from apcbatch.job.record import Ticket, error_record, line_of, result_record
 from apcbatch.job.runfile import RunFile, with_earlier_options
 from apcbatch.job.signals import Interrupted, Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
-from apcbatch.job.tool_workers import ToolWorkers
+from apcbatch.job.tool_workers import ToolWorkers, opened_workers
 from apcbatch.job.totals import Totals
 from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
 from apcbatch.model.locate import note_of
@@ -79,6 +78,7 @@ class Job:
         self._last_words: LastWords | None = None
         self._out_is_ours = False
         self._workers: ToolWorkers | None = None
+        self._live: LiveFeeder | None = None
         self._retryable_errors = 0
         self._strict_stop = False
         self._places: Sequence[int] = ()  # as in PreviousAnswers
@@ -239,10 +239,9 @@ class Job:
         """Answer every request, then end the run; return the exit code."""
         answers = opened.answers
         shard, references = opened.shard, opened.references
-        if self._workers is not None:
-            feeder: Feeder = LiveFeeder(self._config, opened.records, opened.renderer, answers, engine, self._workers)
-        else:
-            feeder = Feeder(self._config, opened.records, opened.renderer, answers, False, references, shard)
+        given = self._config, opened.records, opened.renderer, answers
+        self._live = None if self._workers is None else LiveFeeder(*given, engine, self._workers)
+        feeder = self._live or Feeder(*given, False, references, shard)
         self._totals.ignored_columns = feeder.ignored_columns
         source = work_source(self._config, feeder, engine)
         self._begin(answers)
@@ -258,25 +257,22 @@ class Job:
                 self._printer.hint(source.opening())
                 is_first = False
             for result in results:
-                if not source.is_live:
+                if self._live is None:
                     self._finish_request(result, opened, sink)
-                if not self._should_stop(engine):
+                if not self._should_stop(engine) or self._live is not None:
                     with suppress(Interrupted):  # while a long text is tokenised
                         for work in source.follow_up(result):
                             self._submit(work, engine, sink)
             self._should_stop(engine)  # at each step: with a full queue no request is asked for until one ends
             self._printer.tick(source.total)
             sink.sync_if_due()
+        if self._live is not None:
+            self._end_live(self._live, opened, sink)
         is_complete = source.exhausted and source.total == self._totals.requests
         exit_code = self._exit_code(answers.num_errors, is_complete)
         if opened.references is not None and source.exhausted:
             opened.references.warn_if_unused(self._printer.warn)
         self._totals.plan_s = source.plan_s
-        if isinstance(feeder, LiveFeeder):
-            self._totals.idle_s = feeder.idle_s
-            self._totals.restarted = feeder.num_restarted
-            if feeder.num_restarted and isinstance(sink, FileSink):
-                drop_stale(sink)
         if source.beyond_window_tokens:
             self._printer.note(
                 f"a larger --window-tokens would have restored up to {source.beyond_window_tokens:,} tokens more, "
@@ -318,15 +314,32 @@ class Job:
                 work = None if is_paused else source.next()
             except Interrupted:  # while a long text is tokenised
                 continue
-            for done in source.take_done():
-                self._finish_request(done.result, opened, sink, done.fields, time.monotonic() - done.ended)
+            self._write_ended(opened, sink)
             if is_paused:
                 return None
             if isinstance(work, Request):
                 return work
             if work is not None:
-                self._write_error(work.ticket, work.error, sink, work.fields)
+                self._write_error(work.ticket, work.error, sink)
         return None
+
+    def _write_ended(self, opened: OpenRun, sink: Sink) -> None:
+        """Write the turns and failures of live episodes whose tools have answered."""
+        for one in () if self._live is None else self._live.take_ended():
+            if isinstance(one, Failure):
+                self._write_error(one.ticket, one.error, sink)
+            else:
+                self._finish_request(one, opened, sink)
+
+    def _end_live(self, live: LiveFeeder, opened: OpenRun, sink: Sink) -> None:
+        """Write the last turns; after a signal, those whose tools have been called. Remove the turns that were
+        answered anew."""
+        if self._signals.exit_code is not None:
+            live.drain()
+        self._write_ended(opened, sink)
+        self._totals.idle_s, self._totals.restarted = live.idle_s, live.num_restarted
+        if live.num_restarted and isinstance(sink, FileSink):
+            drop_stale(sink)
 
     def _submit(self, work: Work, engine: JobEngine, sink: Sink) -> None:
         if isinstance(work, Failure):
@@ -334,28 +347,18 @@ class Job:
         else:
             engine.submit(work)
 
-    def _finish_request(
-        self,
-        result: Result,
-        opened: OpenRun,
-        sink: Sink,
-        fields: Mapping[str, Any] = MappingProxyType({}),
-        waited_s: float = 0.0,
-    ) -> None:
-        """Write the record of a result. fields: further ones of its `apcbatch` object. waited_s: seconds since it
-        ended."""
+    def _finish_request(self, result: Result, opened: OpenRun, sink: Sink) -> None:
         ticket: Ticket = result.tag.ticket
         if result.error is not None:
             self._write_error(ticket, result.error, sink)
             return
-        output_parser, now = result.tag.output_parser, int(time.time())
+        output_parser, now, ended = result.tag.output_parser, int(time.time()), result.tag.ended
         try:
-            model, end_s = self._config.model, self._now_s() - waited_s
+            model, end_s = self._config.model, self._now_s() - (0.0 if ended is None else time.monotonic() - ended)
             record = result_record(ticket, result, opened.renderer, model, now, output_parser, end_s)
         except RequestError as error:  # the tokenizer cannot decode it
             self._write_error(ticket, error, sink)
             return
-        record["apcbatch"] |= fields
         sink.append(line_of(record))
         self._totals.add(result)
         self._totals.answers.add(record)
@@ -363,14 +366,10 @@ class Job:
             self._totals.scores.add(result.scores)
         self._printer.result(ticket.shown, result)
 
-    def _write_error(
-        self, ticket: Ticket, error: RequestError, sink: Sink, fields: Mapping[str, Any] = MappingProxyType({})
-    ) -> None:
+    def _write_error(self, ticket: Ticket, error: RequestError, sink: Sink) -> None:
         where = f" ({ticket.file_line[0]}, line {ticket.file_line[1]})" if ticket.file_line else ""
         located = RequestError(error.code, error.message + where, ticket.line)
-        record = error_record(ticket, located, self._now_s())
-        record["apcbatch"] |= fields
-        sink.append(line_of(record))
+        sink.append(line_of(error_record(ticket, located, self._now_s())))
         self._totals.add_error(located.code)
         self._retryable_errors += error.retryable
         self._strict_stop |= self._config.strict

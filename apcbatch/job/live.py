@@ -1,21 +1,20 @@
 """Live episodes (--turns live): conversations whose tools answer while the engine runs other requests.
 
-An episode is a generator. It yields the request of a turn and gets its result, or yields the numbers of requests to the
-tool workers and gets their replies. Invariants: the records of an episode depend on its line, the seed and what its
-tools return, not on when they return it; the engine never waits for a tool while it has requests; a turn's record is
-handed out when its tools have answered.
+An episode is a generator. It yields the request of a turn and gets its result, or asks the tool workers, yields None,
+and gets their reply. Invariants: the records of an episode depend on its line, the seed and what its tools return, not
+on when they return it; the engine never waits for a tool while it has requests; a turn's record is handed out when its
+tools have answered.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import orjson
@@ -27,8 +26,6 @@ from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.input.messages import ContentWarnings
 from apcbatch.data.input.tools import check_tools
 from apcbatch.data.output.parser import ParsedAnswer
-from apcbatch.data.output.stop_texts import cut_answer
-from apcbatch.display import counted
 from apcbatch.engine.serving import LOOK_AHEAD
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.job.feed import Feeder
@@ -37,15 +34,15 @@ from apcbatch.job.record import Ticket, is_stopped, read_record, record_number
 from apcbatch.job.request import make_request
 from apcbatch.job.sink import FileSink
 from apcbatch.job.tool_workers import Reply, ToolWorkers
-from apcbatch.job.work import Failure, JobEngine, TurnDone, Work
+from apcbatch.job.work import Failure, JobEngine, Work
+from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.tools import MOST_RESULT_BYTES, UNREAD_CALL, Message, tool_message, unknown_tool
 from apcbatch.types import Request, Result
 
-TOOLS_LOG_SUFFIX = ".tools.log"
 MOST_OPEN = 1 << 12  # episodes
 MOST_UNREAD = 3  # answers in a row with a call that cannot be read
 WAIT_S = 0.2
-Steps = Generator[Request | list[int], Any, None]
+Steps = Generator[Request | None, Any, None]
 
 
 class _Restart(Exception):
@@ -53,39 +50,51 @@ class _Restart(Exception):
 
 
 class _Lost(Exception):
-    """The worker ended while an episode was made again."""
+    """The episode's worker has ended: it is made again, and its calls too."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Answered:
-    """A turn whose tools have answered. length: messages of the transcript up to its answer. digest: of the appended
-    messages."""
+    """An answer of the model that needs not be generated again. request_digest: as in Ticket. appended_digest: of the
+    messages behind it; None while its tools have not answered. The rest is as in Result."""
 
-    answer: ParsedAnswer
-    length: int
-    digest: str
+    token_ids: TokenArray
+    stop_reason: int | str | None
+    stopped: bool
+    request_digest: str | None
+    appended_digest: str | None
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> _Answered | None:
+        """Return the answer of a record; None if it has none."""
+        ours = record["apcbatch"]
+        if record["error"] is not None or not isinstance(digest := ours.get("appended_digest"), str):
+            return None
+        token_ids, stopped = as_token_array(ours["completion_token_ids"]), is_stopped(record)
+        return cls(token_ids, ours.get("stop_reason"), stopped, ours.get("request_digest"), digest)
+
+    @classmethod
+    def of_result(cls, result: Result, digest: str | None = None) -> _Answered:
+        """Return the answer of a result."""
+        token_ids, stopped = as_token_array(result.token_ids), result.finish_reason == "stop"
+        return cls(token_ids, result.stop_reason, stopped, result.tag.ticket.request_digest, digest)
 
 
 @dataclass(slots=True)
 class Episode:
-    """An open episode. key: its number among all of the run. ticket: of its first turn, which the line's tickets are
-    made from. records: those of OUT by turn. transcript: messages in OpenAI's form. waiting: the requests to workers
-    whose replies are missing."""
+    """An open episode. key: its number among all of the run. ticket: of the line. past: the turns that are recorded.
+    transcript: messages in OpenAI's form."""
 
     key: int
     name: str
     sample: int
     conversation: Conversation
     ticket: Ticket
-    records: dict[int, dict[str, Any]]
-    attempt: int = 1
+    past: list[_Answered]
+    attempt: int
     turn: int = 1
-    replay: bool = True
-    is_async: bool = False
-    tools: list[dict[str, Any]] = field(default_factory=list)
+    result: Result | None = None
     transcript: list[Message] = field(default_factory=list)
-    past: list[_Answered] = field(default_factory=list)
-    waiting: dict[int, Reply | None] = field(default_factory=dict)
     steps: Steps | None = None
     is_made: bool = False
 
@@ -96,8 +105,6 @@ class LiveFeeder(Feeder):
 
     idle_s: seconds in which the engine had nothing to run. num_restarted: episodes begun anew.
     """
-
-    is_live = True
 
     def __init__(
         self,
@@ -112,7 +119,7 @@ class LiveFeeder(Feeder):
         super().__init__(replace(config, max_request_tokens=most), records, renderer, answers, keeps_answers=True)
         self._engine, self._workers = engine, workers
         self._ready: deque[Work] = deque()
-        self._done: list[TurnDone] = []
+        self._ended: list[Result | Failure] = []
         self._open: dict[int, Episode] = {}
         self._stride = config.max_turns * config.samples
         self._num_episodes = self._num_making = self._num_handed_out = self._num_lines = 0
@@ -157,50 +164,43 @@ class LiveFeeder(Feeder):
         self.exhausted = self._is_read and not self._open and not self._ready
         return work
 
-    def take_done(self) -> list[TurnDone]:
-        """Return the turns whose tools have answered since the last call."""
-        done, self._done = self._done, []
-        self._num_handed_out += len(done)
-        return done
+    def take_ended(self) -> list[Result | Failure]:
+        """Return the turns whose tools have answered, and the episodes that failed, since the last call."""
+        ended, self._ended = self._ended, []
+        self._num_handed_out += len(ended)
+        return ended
+
+    def drain(self) -> None:
+        """Wait for the tools of the answers that are there, and begin no further turn."""
+        while any(episode.result is not None for episode in self._open.values()):
+            self._take_replies(WAIT_S)
 
     def follow_up(self, result: Result) -> list[Work]:
-        """Let the episode of a result go on. What comes of it, `next` returns."""
+        """Let the episode of a result go on. What comes of it, `next` and `take_ended` return."""
         self._advance(result.tag.rollout, result)
         return []
 
     @property
     def _may_begin(self) -> bool:
         """Whether another episode may be opened."""
-        return (
-            not self._is_read
-            and len(self._open) < MOST_OPEN
-            and self._num_making < LOOK_AHEAD * self._config.max_running
-        )
+        most_making = LOOK_AHEAD * self._config.max_running
+        return not self._is_read and len(self._open) < MOST_OPEN and self._num_making < most_making
 
     def _take_replies(self, seconds: float) -> None:
         """Let episodes go on whose tools have answered; wait for the first one at most that long."""
         for reply in self._workers.poll(seconds) if self._open else ():
-            episode = self._open.get(reply.key)
-            if episode is not None and reply.op in episode.waiting:
-                episode.waiting[reply.op] = reply
-                if None not in episode.waiting.values():
-                    replies, episode.waiting = list(episode.waiting.values()), {}
-                    self._advance(episode, replies)
+            if (episode := self._open.get(reply.key)) is not None:
+                self._advance(episode, reply)
 
-    def _advance(self, episode: Episode, value: Any) -> None:
+    def _advance(self, episode: Episode, value: Result | Reply | None) -> None:
         assert episode.steps is not None
-        was_made = episode.is_made
         try:
-            step = episode.steps.send(value)
+            request = episode.steps.send(value)
         except StopIteration:
-            self._workers.drop(episode.key)
             del self._open[episode.key]
-            step = []
-        self._num_making -= episode.is_made and not was_made
-        if isinstance(step, Request):
-            self._ready.append(step)
         else:
-            episode.waiting = dict.fromkeys(step)
+            if request is not None:
+                self._ready.append(request)
 
     def _numbered(self, ticket: Ticket) -> Ticket:
         """Count a line. Return its ticket with the first of its numbers: the position of its first request, or that
@@ -208,15 +208,18 @@ class LiveFeeder(Feeder):
         position = self._num_lines * self._stride
         self._num_lines += 1
         self.num_requests = self._num_lines
-        answers = self._answers
-        number = position
+        answers, number = self._answers, position
         for sample in range(self._config.samples if answers and ticket.turn is not None else 0):
             if (record := answers.find(self._ticket_of(ticket, sample, 1))) is not None:
-                return replace(ticket, number=record_number(record) - sample * self._config.max_turns)
-        if answers and self._next_number is None and answers.has_number(position, self._stride):
-            self._next_number = max(answers.last_number, position) + 1
-        if self._next_number is not None:
-            number, self._next_number = self._next_number, self._next_number + self._stride
+                number = record_number(record) - sample * self._config.max_turns
+                break
+        else:
+            if answers and self._next_number is None and answers.has_number(position, self._stride):
+                self._next_number = max(answers.last_number, position) + 1
+            if self._next_number is not None:
+                number, self._next_number = self._next_number, self._next_number + self._stride
+        if number != position:
+            answers.places.extend(one + k for k in range(self._stride) for one in (number, position))
         return replace(ticket, number=number)
 
     def _name(self, ticket: Ticket, sample: int) -> str:
@@ -246,17 +249,16 @@ class LiveFeeder(Feeder):
         [ticket] = tickets
         for sample in range(self._config.samples):
             records = self._records_of(ticket, sample)
-            last = max(records, default=0)
-            is_same = all(one["apcbatch"].get("line_digest") == ticket.line_digest for one in records.values())
-            if is_same and records and records[last]["apcbatch"].get("end") is not None:
+            is_same = all(one["apcbatch"].get("line_digest") == ticket.line_digest for one in records)
+            if is_same and records and records[-1]["apcbatch"].get("end") is not None:
                 self.num_skipped += 1
                 yield None
                 continue
-            attempt = max((one["apcbatch"].get("attempt", 1) for one in records.values()), default=1)
-            episode = Episode(
-                self._num_episodes, self._name(ticket, sample), sample, conversation, ticket, records, attempt
-            )
-            if not is_same:
+            attempt = max((one["apcbatch"].get("attempt", 1) for one in records), default=1)
+            past = [answered for one in records if (answered := _Answered.of_record(one)) is not None]
+            name = self._name(ticket, sample)
+            episode = Episode(self._num_episodes, name, sample, conversation, ticket, past, attempt)
+            if not is_same or len(past) < len(records):
                 self._begin_anew(episode)
             self._num_episodes += 1
             self._open[episode.key] = episode
@@ -265,100 +267,125 @@ class LiveFeeder(Feeder):
             self._advance(episode, None)
             yield None
 
-    def _records_of(self, ticket: Ticket, sample: int) -> dict[int, dict[str, Any]]:
-        """Return the records that OUT has of an episode, by turn."""
-        records: dict[int, dict[str, Any]] = {}
+    def _records_of(self, ticket: Ticket, sample: int) -> list[dict[str, Any]]:
+        """Return the records that OUT has of an episode."""
+        records: list[dict[str, Any]] = []
         while self._answers and (record := self._answers.find(self._ticket_of(ticket, sample, len(records) + 1))):
-            records[len(records) + 1] = record
+            records.append(record)
         return records
 
     def _begin_anew(self, episode: Episode) -> None:
         self.num_restarted += 1
         episode.attempt += 1
-        episode.records = {}
-        self._workers.drop(episode.key)
+        episode.past, episode.result = [], None
 
     def _play(self, episode: Episode) -> Steps:
         """Play an episode to its end."""
-        while True:
+        is_over = False
+        while not is_over:
             try:
                 yield from self._attempt(episode)
-                break
+                is_over = True
+            except _Lost:
+                continue
             except _Restart:
                 self._begin_anew(episode)
             except Exception as raised:  # only this episode fails, even from a fault of this program
-                error = raised if isinstance(raised, RequestError) else RequestError("internal", f"{raised!r}")
-                ticket = self._ticket_of(episode.ticket, episode.sample, episode.turn)
-                located = RequestError(error.code, error.message, ticket.line)
-                fields = self._fields(episode) | {"end": "error", "transcript": list(episode.transcript)}
-                self._ready.append(Failure(ticket, located, fields))
-                break
-        episode.is_made = True  # or never will be
-        if self._workers.has(episode.key):
-            yield [self._workers.ask(episode.key, "close")]
+                if episode.turn <= len(episode.past):  # of a call that was made again
+                    self._begin_anew(episode)
+                else:
+                    self._fail_episode(episode, raised)
+                    is_over = True
+            if self._workers.has(episode.key):
+                self._workers.ask(episode.key, "close")
+                yield None
+            self._workers.drop(episode.key)
+        self._note_made(episode)
+
+    def _fail_episode(self, episode: Episode, raised: Exception) -> None:
+        error = raised if isinstance(raised, RequestError) else RequestError("internal", f"{raised!r}")
+        fields = self._fields(episode) | {"end": "error", "transcript": list(episode.transcript)}
+        ticket = replace(self._ticket_of(episode.ticket, episode.sample, episode.turn), live=fields)
+        self._ended.append(Failure(ticket, RequestError(error.code, error.message, ticket.line)))
+        episode.result = None
 
     def _fields(self, episode: Episode) -> dict[str, Any]:
         return {"episode": episode.name, "attempt": episode.attempt}
 
+    def _note_made(self, episode: Episode) -> None:
+        """Note that the episode's code is made, or never will be."""
+        self._num_making -= not episode.is_made
+        episode.is_made = True
+
     def _attempt(self, episode: Episode) -> Steps:
         """Play an episode from its begin; _Restart if what is recorded does not fit. RequestError ends it."""
-        conversation = episode.conversation
-        episode.past, episode.turn = [], 1
-        episode.transcript = [_shown(message) for message in conversation.messages]
-        yield from self._make(episode)
-        if episode.records and not episode.replay:
+        line = episode.conversation
+        episode.turn = 1
+        episode.transcript = [_shown(message) for message in line.messages]
+        made = yield from self._asked(episode, "make", line.row, episode.sample)
+        self._note_made(episode)
+        if (episode.past or episode.result is not None) and not made["replay"]:
             raise _Restart
-        tools = episode.tools or None
-        conversation = replace(conversation, messages=list(conversation.messages), tools=tools)
+        tools = line.tools if made["tools"] is None else _checked_tools(made["tools"])
+        conversation = replace(line, messages=list(line.messages), tools=tools or None)
         history = LiveHistory(self._renderer, conversation, self._config.history == "tokens")
         num_unread = 0
-        while True:
-            record = episode.records.get(episode.turn)
+        for episode.turn in count(1):
+            sampled, end = list(history.sampled), None
             request = self._request_of(episode, conversation, history)
-            ticket, sampled = request.tag.ticket, list(history.sampled)
-            if record is None:
-                result: Result = yield request
-                ended = time.monotonic()
-                if result.error is not None:
-                    raise result.error
-                token_ids, stop_reason, stopped = result.token_ids, result.stop_reason, result.finish_reason == "stop"
-            else:
-                ours = record["apcbatch"]
-                if record["error"] is not None or ours["request_digest"] != ticket.request_digest:
-                    raise _Restart
-                token_ids, stop_reason, stopped = ours["completion_token_ids"], ours["stop_reason"], is_stopped(record)
-            answer = self._take(history, ticket, token_ids, stop_reason, stopped)
+            known, ticket = (yield from self._answered(episode, request)), request.tag.ticket
+            del request
+            answer = history.take(*self._as_history(ticket, known.token_ids.tolist(), known.stopped, known.stop_reason))
             episode.transcript.append(_said(answer))
-            length = len(episode.transcript)
-            appended, tools_used, is_done = yield from self._respond(episode, answer, length)
-            episode.past.append(_Answered(answer, length, _digest(appended)))
+            is_unread = any(warning.kind == "unread_call" for warning in answer.warnings)
+            num_unread = num_unread + 1 if is_unread else 0
+            appended, used = yield from self._respond(episode, answer, tools or [], is_unread)
+            digest = hashlib.sha256(orjson.dumps(appended)).hexdigest()[:32]
+            is_recorded = episode.turn <= len(episode.past)
+            if is_recorded and episode.past[episode.turn - 1].appended_digest != digest:
+                raise _Restart
             episode.transcript += appended
-            num_unread = num_unread + 1 if _is_unread(answer) else 0
-            is_last, end = episode.turn >= self._config.max_turns, None
-            if is_done or num_unread >= MOST_UNREAD or is_last:
-                end = "done" if is_done else "error" if num_unread >= MOST_UNREAD else "max_turns"
+            if not appended:
+                end = "done"
+            elif num_unread >= MOST_UNREAD:
+                end = "error"
+            elif episode.turn >= self._config.max_turns:
+                end = "max_turns"
             else:
                 history.extend(appended)
-                if len(history.prompt.token_ids) >= self._config.max_request_tokens:
-                    end = "context"
-            fields = self._fields(episode) | {
-                "appended": appended,
-                "appended_digest": episode.past[-1].digest,
-                "tools": tools_used,
-                "sampled": sampled,
-                "end": end,
-                "score": None,
-            }
-            if end is not None:
-                [reply] = yield from self._asked(episode, [("score", {"messages": episode.transcript})])
-                fields["score"] = reply.value
-            if record is None:
-                self._done.append(TurnDone(result, fields, ended))
-            elif end is not None or ours.get("appended_digest") != fields["appended_digest"]:
+                end = "context" if len(history.prompt.token_ids) >= self._config.max_request_tokens else None
+            if is_recorded and end is not None:
                 raise _Restart
+            score = None
+            if end is not None:
+                score = yield from self._asked(episode, "score", episode.transcript)
+            if not is_recorded:
+                fields = {"appended": appended, "appended_digest": digest, "tools": used, "sampled": sampled}
+                self._end_turn(episode, fields | {"end": end, "score": score})
             if end is not None:
                 return
-            episode.turn += 1
+
+    def _answered(self, episode: Episode, request: Request) -> Generator[Request, Result, _Answered]:
+        """Return the answer to a request: the recorded one, or the engine's."""
+        if episode.turn <= len(episode.past):
+            known = episode.past[episode.turn - 1]
+            if known.request_digest != request.tag.ticket.request_digest:
+                raise _Restart
+            return known
+        if episode.result is None:
+            result = yield request
+            if result.error is not None:
+                raise result.error
+            episode.result = replace(result, tag=replace(result.tag, ended=time.monotonic()))
+        return _Answered.of_result(episode.result)
+
+    def _end_turn(self, episode: Episode, fields: dict[str, Any]) -> None:
+        """Hand out a turn whose tools have answered. fields: of its record."""
+        result, episode.result = episode.result, None
+        assert result is not None
+        episode.past.append(_Answered.of_result(result, fields["appended_digest"]))
+        ticket = replace(result.tag.ticket, live=self._fields(episode) | fields)
+        self._ended.append(replace(result, tag=replace(result.tag, ticket=ticket)))
 
     def _request_of(self, episode: Episode, conversation: Conversation, history: LiveHistory) -> Request:
         ticket = self._ticket_of(episode.ticket, episode.sample, episode.turn)
@@ -371,114 +398,50 @@ class LiveFeeder(Feeder):
             request.constraint()  # RequestError for a bad grammar
         return request
 
-    def _take(
-        self,
-        history: LiveHistory,
-        ticket: Ticket,
-        token_ids: Sequence[int],
-        stop_reason: int | str | None,
-        stopped: bool,
-    ) -> ParsedAnswer:
-        """Append an answer to the history, cut as in its record."""
-        has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
-        cut = cut_answer(self._renderer.decode, list(token_ids), stop_reason, ticket.keeps_stop)
-        return history.take(token_ids[: cut.num_tokens], has_stop_token, None if cut.is_exact else cut.text)
-
-    def _make(self, episode: Episode) -> Generator[list[int], list[Reply], None]:
-        """Make the episode in a worker. RequestError if its code cannot."""
-        reply = None
-        while reply is None or reply.is_lost:
-            row = episode.conversation.row
-            [reply] = yield [self._workers.ask(episode.key, "make", row=row, sample=episode.sample)]
-        value = _value(reply)
-        episode.replay, episode.is_async = value["replay"], value["is_async"]
-        given = value["tools"]
-        try:
-            found = episode.conversation.tools if given is None else check_tools(given, "tools", ContentWarnings())
-        except RequestError as error:
-            raise RequestError("tool_failed", f"the episode's {error.message}") from None
-        episode.tools, episode.is_made = found or [], True
-
-    def _asked(
-        self, episode: Episode, asks: Sequence[tuple[str, Mapping[str, Any]]], is_remaking: bool = False
-    ) -> Generator[list[int], list[Reply], list[Reply]]:
-        """Return the replies of the episode's code. If its worker is lost, the episode is made again, and then asked
-        again. is_remaking: raise _Lost instead."""
-        while True:
-            if self._workers.has(episode.key):
-                replies = yield [self._workers.ask(episode.key, do, **values) for do, values in asks]
-                if not any(reply.is_lost for reply in replies):
-                    for reply in replies:
-                        _value(reply)
-                    return replies
-            if is_remaking:
-                raise _Lost
-            yield from self._make_again(episode)
-
-    def _make_again(self, episode: Episode) -> Generator[list[int], list[Reply], None]:
-        """Make an episode whose worker is lost, and make its calls again in their order. _Restart if it answers
-        otherwise."""
-        while True:
-            try:
-                yield from self._make(episode)
-                if episode.past and not episode.replay:
-                    raise _Restart
-                for one in episode.past:
-                    appended, _, _ = yield from self._respond(episode, one.answer, one.length, is_remaking=True)
-                    if _digest(appended) != one.digest:
-                        raise _Restart
-                return
-            except _Lost:
-                continue
+    def _asked(self, episode: Episode, do: str, *values: Any) -> Generator[None, Reply, Any]:
+        """Return what the episode's code replies; RequestError with the sentence of its error."""
+        if do != "make" and not self._workers.has(episode.key):
+            raise _Lost
+        self._workers.ask(episode.key, do, *values)
+        reply = yield None
+        if reply.is_lost:
+            raise _Lost
+        if reply.error is not None:
+            raise RequestError("tool_failed", reply.error)
+        return reply.value
 
     def _respond(
-        self, episode: Episode, answer: ParsedAnswer, length: int, is_remaking: bool = False
-    ) -> Generator[list[int], list[Reply], tuple[list[Message], list[dict[str, Any]], bool]]:
-        """Return the messages behind an answer, an entry for each call, and whether the episode is over. length:
-        messages of the transcript up to the answer."""
-        appended: list[Message] = []
-        used: list[dict[str, Any]] = []
-        texts: list[Any] = [unknown_tool(call.name, episode.tools) for call in answer.calls]
-        asks = [
-            ("call", {"name": call.name, "arguments": call.arguments})
-            for call, text in zip(answer.calls, texts, strict=True)
-            if text is None
-        ]
-        together = episode.is_async and not is_remaking
-        replies: list[Reply] = []
-        for some in [asks] * bool(asks) if together else [[ask] for ask in asks]:
-            replies += yield from self._asked(episode, some, is_remaking)
-        left = iter(replies)
+        self, episode: Episode, answer: ParsedAnswer, tools: Sequence[Mapping[str, Any]], is_unread: bool
+    ) -> Generator[None, Reply, tuple[list[Message], list[dict[str, Any]]]]:
+        """Return the messages behind an answer, none at the episode's end, and an entry for each call."""
+        texts = [unknown_tool(call.name, tools) for call in answer.calls]
+        calls = [(call.name, call.arguments) for call, text in zip(answer.calls, texts, strict=True) if text is None]
+        results = iter((yield from self._asked(episode, "call", calls)) if calls else ())
+        appended, used = list[Message](), list[dict[str, Any]]()
         for call, text in zip(answer.calls, texts, strict=True):
-            seconds, error = 0.0, "unknown_tool" if text is not None else None
+            is_cut, seconds = False, 0.0
+            error = "unknown_tool" if text is not None else None
             if text is None:
-                reply = next(left)
-                (text, is_cut), seconds = reply.value, reply.seconds
-                if is_cut:
-                    error = f"cut at {MOST_RESULT_BYTES:,} bytes"
-                    self._renderer.warn_once(
-                        "tool result", f"{episode.name}: the result of {call.name} is {error}, and others like it"
-                    )
+                text, is_cut, seconds = next(results)
+            if is_cut:
+                error = f"cut at {MOST_RESULT_BYTES:,} bytes"
+                self._renderer.warn_once(
+                    "tool result", f"{episode.name}: the result of {call.name} is {error}, and others like it"
+                )
             appended.append(tool_message(call.id, text))
             used.append({"name": call.name, "seconds": round(seconds, 6), "error": error})
-        if _is_unread(answer):
-            return [*appended, {"role": "user", "content": UNREAD_CALL}], used, False
-        if answer.calls:
-            return appended, used, False
-        messages = episode.transcript[:length]
-        [reply] = yield from self._asked(episode, [("next", {"messages": messages})], is_remaking)
-        return ([], used, True) if reply.value is None else ([reply.value], used, False)
+        if is_unread:
+            appended.append({"role": "user", "content": UNREAD_CALL})
+        elif not answer.calls and (said := (yield from self._asked(episode, "next", episode.transcript))) is not None:
+            appended.append(said)
+        return appended, used
 
 
-def _value(reply: Reply) -> Any:
-    """Return a reply's value; RequestError with the sentence of its error."""
-    if reply.error is not None:
-        raise RequestError("tool_failed", reply.error)
-    return reply.value
-
-
-def _is_unread(answer: ParsedAnswer) -> bool:
-    return any(warning.kind == "unread_call" for warning in answer.warnings)
+def _checked_tools(given: list[Any]) -> list[dict[str, Any]]:
+    try:
+        return check_tools(given, "tools", ContentWarnings()) or []
+    except RequestError as error:
+        raise RequestError("tool_failed", f"the episode's {error.message}") from None
 
 
 def _said(answer: ParsedAnswer) -> Message:
@@ -499,10 +462,6 @@ def _shown(message: Message) -> Message:
 
 def _text_of(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _digest(messages: Sequence[Message]) -> str:
-    return hashlib.sha256(orjson.dumps(messages)).hexdigest()[:32]
 
 
 def drop_stale(sink: FileSink) -> None:
@@ -546,34 +505,6 @@ def read_episode(name: str, lines: Iterable[bytes | None]) -> tuple[list[Message
         messages.append(record["response"]["body"]["choices"][0]["message"])
         messages += record["apcbatch"].get("appended", [])
     return messages, last
-
-
-@contextmanager
-def opened_workers(config: Config, output: str | None, warn: Callable[[str], None]) -> Iterator[ToolWorkers | None]:
-    """Open the tool workers of a run, and end them at the end of the block; None without --tools. output: path of OUT,
-    beside which the log of what tools print lies; None for standard error. UsageError if the tools cannot be used."""
-    if config.tools is None:
-        yield None
-        return
-    if output is None:
-        log = os.dup(2)
-    else:
-        path, flags = output + TOOLS_LOG_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            log = os.open(path, flags | (os.O_TRUNC if config.overwrite else 0), 0o666)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}; choose another -o") from None
-    workers = ToolWorkers(config.tools, config.tool_workers, config.tool_timeout, config.tool_memory or 0, log)
-    try:
-        workers.open()
-        yield workers
-        if workers.num_lost:
-            warn(
-                f"{counted(workers.num_lost, 'worker')} of --tools ended during the run; their episodes were made again"
-            )
-    finally:
-        workers.close()
-        os.close(log)
 
 
 def stale_records(lines: Iterable[tuple[int, bytes]], retry_errors: bool) -> set[int]:

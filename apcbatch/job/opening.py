@@ -30,7 +30,7 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
 from apcbatch.job.feed import Feeder
 from apcbatch.job.input_changes import InputChanges, MovedLines
-from apcbatch.job.live import TOOLS_LOG_SUFFIX, stale_records
+from apcbatch.job.live import stale_records
 from apcbatch.job.output import Output, check_out, check_run_file
 from apcbatch.job.output_paths import STDOUT, check_outputs, check_summary
 from apcbatch.job.planning import with_measured_gain
@@ -41,6 +41,7 @@ from apcbatch.job.request import read_salt
 from apcbatch.job.runfile import RunFile, input_identity, run_file_path, with_clock_of
 from apcbatch.job.shards import ShardLines
 from apcbatch.job.sink import FileSink, Sink
+from apcbatch.job.tool_workers import TOOLS_LOG_SUFFIX
 from apcbatch.job.work import JobEngine
 from apcbatch.model.adapter import about_weights, adapter_digest
 from apcbatch.model.families import family_of, load_model_config
@@ -115,6 +116,7 @@ def _check_live(config: Config) -> None:
     for name, reason in (
         ("ray", "tools run on the machine of the engine"),
         ("shard", "shards of episodes are not known"),
+        ("draft_from", "its answers are not known by turns of episodes"),
     ):
         if getattr(config, name) is not None:
             raise UsageError(f"{config.origins[name]} cannot be used with {turns}: {reason}; leave one of them out")

@@ -16,7 +16,7 @@ from apcbatch.data.model_files import model_files_digest
 from apcbatch.engine.coverage import CoverageTree, Match
 from apcbatch.job.feed import Feeder
 from apcbatch.job.record import Ticket
-from apcbatch.job.work import JobEngine, Tag, TurnDone, Work, WorkSource
+from apcbatch.job.work import JobEngine, Tag, Work, WorkSource
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import HandedOn, Planner
@@ -99,7 +99,6 @@ class PlannedFeeder:
         self._left: deque[Waiting] = deque()  # requests of the window that are not handed out, in the plan's order
         self._earlier = CoverageTree()  # prompts of the windows before this one
         self._paused_at: float | None = None  # time of the last pause of this window; None: none yet
-        self.is_live = False
         self.plan_s = 0.0
         self.beyond_window_tokens = 0
 
@@ -154,10 +153,6 @@ class PlannedFeeder:
         if not self._left:
             self._end_window()
         return request
-
-    def take_done(self) -> list[TurnDone]:
-        """Return no turn of a live episode, which is never planned."""
-        return []
 
     def follow_up(self, result: Result) -> list[Work]:
         """Return the work that depends on a result."""

@@ -8,7 +8,7 @@ Invariants: `error` is null if and only if the request succeeded; a body is a Ch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -41,7 +41,7 @@ class Ticket:
     the settings in that digest. keeps_stop: the answer
     includes the stop text, or the token of stop_token_ids, that ended it. prompt: the prompt fields that the record
     shows, or None. file_line: the file and the line in it, if the input has several files. random_stream: key of the
-    request's random draws; None if nothing is sampled.
+    request's random draws; None if nothing is sampled. live: further fields of the record of an episode's turn.
     """
 
     number: int
@@ -58,6 +58,7 @@ class Ticket:
     prompt: PromptFields | None = None
     file_line: tuple[str, int] | None = None
     random_stream: str | None = None
+    live: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def request_id(self) -> str:
@@ -240,6 +241,7 @@ def read_record(line: bytes) -> dict[str, Any] | None:
         return None
     named = isinstance(record["id"], str) and isinstance(record["custom_id"], str | None)
     placed = _is_count(record["line"]) and (record["turn"] is None or _is_count(record["turn"]))
+    placed &= type(record["apcbatch"].get("attempt", 1)) is int  # of a live episode
     answered = _is_answer(record) if record["error"] is None else _is_error(record)
     return record if named and placed and answered else None
 
@@ -318,8 +320,8 @@ def _choice(
     return {"finish_reason": reason, "message": message, "logprobs": logprobs}
 
 
-def _record(ticket: Ticket, response: Any, error: Any, reuse: Any) -> dict[str, Any]:
-    values = (ticket.request_id, ticket.custom_id, ticket.line, ticket.turn, response, error, reuse)
+def _record(ticket: Ticket, response: Any, error: Any, reuse: dict[str, Any]) -> dict[str, Any]:
+    values = (ticket.request_id, ticket.custom_id, ticket.line, ticket.turn, response, error, {**reuse, **ticket.live})
     return dict(zip(KEYS, values, strict=True))
 
 

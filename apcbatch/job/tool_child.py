@@ -6,75 +6,71 @@ answers while a tool hangs.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import hashlib
 import importlib
+import json
 import os
 import resource
 import signal
 import struct
 import threading
-import time
+import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
-
-import orjson
 
 from apcbatch.tools import SHOWN_CHARACTERS, EpisodeCode, ToolError
 
 HEAD = struct.Struct("<I")
 STACK_BYTES = 4 << 20  # of an episode's thread
 Request = dict[str, Any]
-Send = Callable[[Request, dict[str, Any]], None]
+Send = Callable[[Request, Any, "str | None"], None]
 
 
 def frame(value: dict[str, Any]) -> bytes:
-    """Return a request or reply as bytes."""
-    data = orjson.dumps(value, default=str)
+    """Return a request or reply as bytes. Not by orjson, since a call's arguments may have any integer and half of a
+    surrogate pair."""
+    data = json.dumps(value, default=str).encode()
     return HEAD.pack(len(data)) + data
 
 
-def main(requests: int, replies: int, life: int, memory: int) -> None:
+def main(requests: int, replies: int, life: int, memory: int, timeout: float) -> None:
     """Answer requests from one pipe in another until the first ends. life: pipe that ends with the run. memory: limit
-    of the address space in bytes; 0 for none. The first request names the factory."""
+    of the address space in bytes; 0 for none. timeout: of EpisodeCode. The first request names the factory."""
     _end_with(life, (requests, replies))
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each loop of coroutines has three
     threading.stack_size(STACK_BYTES)
     lock = threading.Lock()
 
-    def send(request: Request, reply: dict[str, Any]) -> None:
-        left = memoryview(frame(reply | {"op": request["op"]}))
+    def send(request: Request, value: Any, error: str | None = None) -> None:
+        left = memoryview(frame({"op": request["op"], "value": value, "error": error}))
         with lock:
             while left:
                 left = left[os.write(replies, left) :]
 
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
     episodes: dict[int, _Episode] = {}
     factory: Any = None
     with os.fdopen(requests, "rb") as stream:
         while len(head := stream.read(HEAD.size)) == HEAD.size:
-            request = orjson.loads(stream.read(*HEAD.unpack(head)))
-            match request["do"]:
-                case "load":
-                    try:
-                        factory, digest = _load(request["factory"])
-                        send(request, {"value": digest})
-                    except BaseException as error:
-                        send(request, {"error": f"{type(error).__name__}: {error}"})
-                case "make":
-                    episodes[request["key"]] = _Episode(factory, request, send, loop)
-                case "drop":
-                    if (episode := episodes.pop(request["key"], None)) is not None:
-                        episode.end(request["hangs"])
-                    loop.call_soon_threadsafe(send, request, {})  # no reply where a coroutine blocks the others
-                case _:
-                    episodes[request["key"]].queue.put(request)
+            request = json.loads(stream.read(*HEAD.unpack(head)))
+            key = request["key"]
+            try:
+                if request["do"] == "load":
+                    factory, digest = _load(*request["values"])
+                    send(request, digest)
+                elif request["do"] == "drop":
+                    episodes.pop(key).end(*request["values"])
+                    send(request, None)
+                else:
+                    if request["do"] == "make":
+                        episodes[key] = _Episode(factory, send, timeout)
+                    episodes[key].queue.put(request)
+            except BaseException as error:  # of an import, or no memory for a thread
+                send(request, None, _reason(request, error))
     os.killpg(0, signal.SIGKILL)
 
 
@@ -93,10 +89,9 @@ def _load(name: str) -> tuple[Any, str]:
     """Return the factory of a name `PACKAGE.MODULE:FACTORY`, and the digest of the module's file."""
     module_name, _, path = name.partition(":")
     found: Any = importlib.import_module(module_name)
-    file = getattr(found, "__file__", None)
     digest = ""
-    if file is not None:
-        with open(file, "rb") as stream:
+    if getattr(found, "__file__", None) is not None:
+        with open(found.__file__, "rb") as stream:
             digest = hashlib.sha256(stream.read()).hexdigest()
     for part in path.split("."):
         found = getattr(found, part)
@@ -108,74 +103,36 @@ def _load(name: str) -> tuple[Any, str]:
 class _Episode:
     """An episode and its thread. queue: requests; None ends the thread."""
 
-    def __init__(self, factory: Any, request: Request, send: Send, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, factory: Any, send: Send, timeout: float) -> None:
         self.queue: SimpleQueue[Request | None] = SimpleQueue()
-        self._factory, self._send, self._loop = factory, send, loop
-        self._code: EpisodeCode | None = None
-        self._running: list[Future[None]] = []
-        self.queue.put(request)
+        self._factory, self._send, self._timeout = factory, send, timeout
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def end(self, hangs: bool) -> None:
-        """End the episode. hangs: its code took too long, and is interrupted where Python can do that."""
-        for one in self._running:
-            one.cancel()
+        """End the thread. hangs: its code took too long, and is interrupted where Python can do that."""
         self.queue.put(None)
         if hangs and (number := self._thread.ident) is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(number), ctypes.py_object(SystemExit))
 
-    def _wait(self, awaitable: Any) -> Any:
-        async def awaited() -> Any:
-            return await awaitable
-
-        one = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
-        self._running = [one]
-        return one.result()
-
     def _run(self) -> None:
-        with suppress(SystemExit):
-            while (request := self.queue.get()) is not None:
-                if request["do"] == "call" and self._code is not None and self._code.is_async:
-                    self._running = [one for one in self._running if not one.done()]
-                    self._running.append(asyncio.run_coroutine_threadsafe(self._call(request), self._loop))
+        code: Any = None
+        while (request := self.queue.get()) is not None:
+            try:
+                if request["do"] == "make":
+                    code = EpisodeCode(self._factory, *request["values"], timeout=self._timeout)
+                    value: Any = {"tools": code.tools, "replay": code.replay}
                 else:
-                    self._answer(request)
-
-    def _answer(self, request: Request) -> None:
-        begin = time.perf_counter()
-        try:
-            reply: dict[str, Any] = {"value": self._do(request)}
-        except BaseException as error:
-            reply = _failure(request, error)
-        self._send(request, reply | {"seconds": time.perf_counter() - begin})
-
-    async def _call(self, request: Request) -> None:
-        assert self._code is not None
-        begin = time.perf_counter()
-        try:
-            reply: dict[str, Any] = {"value": await self._code.call_async(request["name"], request["arguments"])}
-        except BaseException as error:
-            reply = _failure(request, error)
-        self._send(request, reply | {"seconds": time.perf_counter() - begin})
-
-    def _do(self, request: Request) -> Any:
-        if request["do"] == "make":
-            code = self._code = EpisodeCode(self._factory, request["row"], request["sample"], self._wait)
-            return {"tools": code.tools, "replay": code.replay, "is_async": code.is_async}
-        assert self._code is not None
-        match request["do"]:
-            case "call":
-                return self._code.call(request["name"], request["arguments"])
-            case "next":
-                return self._code.next(request["messages"])
-            case "score":
-                return self._code.score(request["messages"])
-            case _:
-                return self._code.close()
+                    value = getattr(code, request["do"])(*request["values"])
+            except BaseException as error:
+                traceback.print_exc()  # to the log
+                self._send(request, None, _reason(request, error))
+            else:
+                self._send(request, value, None)
 
 
-def _failure(request: Request, error: BaseException) -> dict[str, Any]:
+def _reason(request: Request, error: BaseException) -> str:
     if isinstance(error, ToolError):
-        return {"error": str(error)}
-    return {"error": f"{request['do']} raised {type(error).__name__}: {error!s:.{SHOWN_CHARACTERS}}"}
+        return str(error)
+    what = "" if request["do"] == "load" else f"{request['do']} raised "
+    return f"{what}{type(error).__name__}: {error!s:.{SHOWN_CHARACTERS}}"

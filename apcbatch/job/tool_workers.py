@@ -1,13 +1,13 @@
 """Worker processes that run the user's tools (--tools) beside the engine, which never waits for them.
 
-Invariants: each request gets one reply: a value, an error, or that its worker is lost; no longer than its time limit
-after it was sent. A worker is a process group, which ends with the run, even if the run is killed. The code is trusted,
-what it returns is not: replies are JSON of bounded length.
+Invariants: each request gets one reply: a value, an error, or that its worker is lost, in bounded time. A worker is a
+process group, which ends with the run, even if the run is killed. The code is trusted, what it returns is not: replies
+are JSON of bounded length.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import os
 import select
 import signal
@@ -15,91 +15,92 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from apcbatch.config import Config
+from apcbatch.display import counted
 from apcbatch.errors import UsageError
 from apcbatch.job.tool_child import HEAD, frame
+from apcbatch.tools import call_clause, too_long
 
-MOST_REPLY_BYTES = 64 << 20
+TOOLS_LOG_SUFFIX = ".tools.log"
+MOST_REPLY_BYTES = 1 << 30
 START_SECONDS = 30.0  # that a worker may take to import the code, besides the time limit
+GRACE_SECONDS = 0.5  # after its time limit, in which code says itself that it took too long
 DROP_SECONDS = 5.0  # in which a worker must confirm that an episode was dropped
+MOST_IDLE_LOSSES = 100  # of workers that end while none of their code is called
 MOST_WAIT_S = 0.2  # between two looks at whether workers live
 _HERE = str(Path(__file__).resolve().parents[2])
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; from apcbatch.job.tool_child import main; "
-    "main({requests}, {replies}, {life}, {memory})"
+    "main({requests}, {replies}, {life}, {memory}, {timeout})"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Reply to a request. key: its episode. value: a JSON value. seconds: time that the code took. error: the sentence
-    if there is no value. is_lost: the worker ended, perhaps through another episode: make the episode again."""
+    """Reply to a request. key: its episode. value: a JSON value. error: the sentence if there is no value. is_lost: the
+    worker ended, perhaps through another episode: make the episode again."""
 
     key: int
-    op: int
     value: Any = None
-    seconds: float = 0.0
     error: str | None = None
     is_lost: bool = False
 
 
 @dataclass(slots=True)
-class _Pending:
-    """A request without a reply. what: its code, for the sentence if it takes too long. deadline: monotonic time.
-
-    error: the sentence, once it has taken too long. drops: None; of an episode's end, its request that took too long,
-    or -1.
-    """
+class _Asked:
+    """A request without a reply. what: clause that names its code. deadline: monotonic time. error: the sentence, once
+    it has taken too long and the worker was asked to drop its episode."""
 
     key: int
     what: str
     deadline: float
     error: str | None = None
-    drops: int | None = None
 
 
 class _Worker:
-    """A running worker. pending: op -> request without a reply. episodes: keys of its episodes. is_own: it has one
+    """A running worker. asked: op -> request without a reply. episodes: keys of its episodes. is_own: it has one
     episode alone. is_loaded: it has imported the code."""
 
-    def __init__(self, factory: str, memory: int, log: int, is_own: bool = False) -> None:
+    def __init__(self, tools: ToolWorkers, is_own: bool) -> None:
         (child_in, self._requests), (self.replies, child_out), (life, self._life) = os.pipe(), os.pipe(), os.pipe()
         paths = [_HERE, *(path for path in sys.path if path not in ("", os.getcwd())), os.getcwd()]
-        program = _PROGRAM.format(path=paths, requests=child_in, replies=child_out, life=life, memory=memory)
+        pipes = {"requests": child_in, "replies": child_out, "life": life}
+        program = _PROGRAM.format(path=paths, memory=tools.memory, timeout=tools.timeout, **pipes)
+        # sets in one order, for results that --resume compares; one arena of memory for all threads
+        settings = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", program],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(child_in, child_out, life),
-                env=os.environ | {"PYTHONHASHSEED": "0"},  # sets in one order, for results that --resume compares
+                stdout=tools.log,
+                stderr=tools.log,
+                pass_fds=tuple(pipes.values()),
+                env=os.environ | settings,
                 start_new_session=True,
             )
         except OSError:
-            for one in (self._requests, self.replies, self._life):
-                os.close(one)
+            self._close()
             raise
         finally:
-            for one in (child_in, child_out, life):
+            for one in pipes.values():
                 os.close(one)
         os.set_blocking(self._requests, False)
         os.set_blocking(self.replies, False)
-        self.pending: dict[int, _Pending] = {}
+        self.asked: dict[int, _Asked] = {}
         self.episodes: set[int] = set()
         self.is_own, self.is_loaded, self.is_broken = is_own, False, False
-        self._unsent, self._read = bytearray(frame({"do": "load", "factory": factory, "op": 0})), bytearray()
+        self._unsent, self._read = bytearray(), bytearray()
+        self.send(0, -1, "load", tools.factory)
 
-    def send(self, data: bytes) -> None:
+    def send(self, op: int, key: int, do: str, *values: Any) -> None:
         """Queue a request, and write what the pipe takes."""
-        self._unsent += data
+        self._unsent += frame({"op": op, "key": key, "do": do, "values": values})
         self.write()
 
     def write(self) -> None:
@@ -114,47 +115,41 @@ class _Worker:
         if self._unsent:
             poll.register(self._requests, select.POLLOUT)
 
-    def values(self) -> list[dict[str, Any]]:
-        """Read the replies that are there. Sets is_broken after the last one of a worker that has ended."""
-        has_ended = self._process.poll() is not None
+    def values(self, looks: bool) -> Iterator[dict[str, Any]]:
+        """Yield the replies that are there. Sets is_broken after the last one of a worker that has ended. looks: see
+        whether it has, even if another process holds its pipe."""
+        has_ended = looks and self._process.poll() is not None
         with suppress(BlockingIOError):
             while data := os.read(self.replies, 1 << 16):
                 self._read += data
             self.is_broken = True
-        self.is_broken |= has_ended
-        found = []
         while len(self._read) >= HEAD.size:
-            [size] = HEAD.unpack_from(self._read)
-            end = HEAD.size + size
-            self.is_broken |= size > MOST_REPLY_BYTES
-            if size > MOST_REPLY_BYTES or len(self._read) < end:
+            end = HEAD.size + HEAD.unpack_from(self._read)[0]
+            if len(self._read) < end:
+                self.is_broken |= end > MOST_REPLY_BYTES
                 break
-            try:
-                value = orjson.loads(self._read[HEAD.size : end])
-            except orjson.JSONDecodeError:
-                value = None
+            yield json.loads(self._read[HEAD.size : end])
             del self._read[:end]
-            if isinstance(value, dict) and isinstance(value.get("op"), int):
-                found.append(value)
-            else:
-                self.is_broken = True
-        return found
+        self.is_broken |= has_ended
 
     def end(self) -> str:
         """Kill the process group, and return how the worker ended."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        for one in (self._requests, self.replies, self._life):
-            os.close(one)
+        self._close()
         status = self._process.wait()
         return f"by signal {-status}" if status < 0 else f"with exit status {status}"
+
+    def _close(self) -> None:
+        for one in (self._requests, self.replies, self._life):
+            os.close(one)
 
 
 @dataclass
 class ToolWorkers:
     """The workers of one run. factory: as in --tools. number: most workers that share episodes. timeout: seconds of one
-    request. memory: limit of a worker in bytes, 0 for none. log: descriptor of the file that gets what the code
-    prints. num_lost: workers that ended before the run."""
+    call. memory: limit of a worker in bytes, 0 for none. log: descriptor of the file that gets what the code prints.
+    num_lost: workers that ended before the run. digest: of the module's file."""
 
     factory: str
     number: int
@@ -165,69 +160,73 @@ class ToolWorkers:
     digest: str = ""
     _workers: list[_Worker] = field(default_factory=list)
     _places: dict[int, _Worker] = field(default_factory=dict)  # key -> worker
-    _alone: set[int] = field(default_factory=set)  # keys that were in a call when a worker with several ended
-    _queue: deque[tuple[int, int, str, dict[str, Any]]] = field(default_factory=deque)  # of those, not made yet
+    _alone: dict[int, str | None] = field(default_factory=dict)  # key that needs a worker of its own -> how that ended
+    _queue: deque[tuple[int, int, Sequence[Any]]] = field(default_factory=deque)  # of those, not made yet
     _ready: list[Reply] = field(default_factory=list)
     _op: int = 0
+    _looked: float = 0.0  # when the workers were last looked at
 
     def open(self) -> None:
         """Start the first worker, and set the digest of the module. UsageError if the factory cannot be loaded."""
-        worker = self._start(False)
-        worker.pending[0] = _Pending(-1, "the import", time.monotonic() + self.timeout + START_SECONDS)
-        while True:
-            for reply in self.poll(MOST_WAIT_S):
-                if reply.op == 0 and isinstance(reply.value, str):
-                    self.digest = reply.value
-                    return
-                self.close()
-                raise UsageError(
-                    f"--tools {self.factory} cannot be used: {reply.error}; expected PACKAGE.MODULE:FACTORY, where "
-                    "FACTORY(row) returns an episode"
-                )
+        try:
+            worker = self._start(False)
+        except OSError as error:
+            raise UsageError(f"a worker of --tools cannot be started: {error.strerror}") from None
+        worker.asked[0] = _Asked(-1, "the import", time.monotonic() + self.timeout + START_SECONDS)
+        while not (found := self.poll(MOST_WAIT_S)):
+            pass
+        if found[0].error is not None:
+            raise UsageError(
+                f"--tools {self.factory} cannot be used: {found[0].error}; expected PACKAGE.MODULE:FACTORY, where "
+                "FACTORY(row) returns an episode"
+            )
+        self.digest = found[0].value
 
     def has(self, key: int) -> bool:
         """Return whether an episode is made and its worker lives."""
         return key in self._places
 
-    def ask(self, key: int, do: str, **values: Any) -> int:
-        """Send a request, and return its number. do: `make` for a new episode; `call`, `next` and `score` after it."""
+    def ask(self, key: int, do: str, *values: Any) -> None:
+        """Send a request, whose reply `poll` returns. do: `make` for a new episode, with its row and sample; then
+        `call` with a list of (name, arguments), `next` and `score` with the messages, `close`."""
         self._op += 1
-        if do == "make" and key in self._alone:
-            self._queue.append((key, self._op, do, values))
-            return self._op
-        if do == "make":
-            self._places[key] = self._choose()
-        self._send(self._places[key], key, self._op, do, values)
-        return self._op
+        if do != "make":
+            self._send(self._places[key], self._op, key, do, values)
+        elif key not in self._alone:
+            self._make(key, self._op, values, self._choose)
+        elif self._alone[key] is not None:
+            self._ready.append(Reply(key, error=self._alone.pop(key)))
+        else:
+            self._queue.append((key, self._op, values))
 
-    def drop(self, key: int, expired: int = -1) -> None:
-        """End an episode. expired: its request that took too long: its code is interrupted, and fails if its worker
-        confirms that. If the worker does not, any of its episodes may be the reason, and it is lost."""
+    def drop(self, key: int) -> None:
+        """Forget an episode, and end its thread."""
+        self._alone.pop(key, None)
         worker = self._places.pop(key, None)
-        if worker is None:
-            return
-        worker.episodes.discard(key)
-        if worker.is_own:
-            self._end(worker)
-            self._alone.discard(key)
-            return
-        self._op += 1
-        worker.pending[self._op] = _Pending(key, "drop", time.monotonic() + DROP_SECONDS, drops=expired)
-        worker.send(frame({"do": "drop", "key": key, "op": self._op, "hangs": expired >= 0}))
+        if worker is not None:
+            worker.episodes.discard(key)
+            if worker.is_own:
+                self._workers.remove(worker)
+                worker.end()
+            else:
+                worker.send(0, key, "drop", False)
 
     def poll(self, seconds: float) -> list[Reply]:
         """Return the replies that have come; wait for the first one at most that long."""
         end = time.monotonic() + seconds
         while True:
-            left = 0.0 if self._ready else max(0.0, min(end - time.monotonic(), MOST_WAIT_S))
-            self._make_alone()
+            while self._queue and sum(worker.is_own for worker in self._workers) < self.number:
+                self._make(*self._queue.popleft(), lambda: self._start(True))
             poll = select.poll()
             for worker in self._workers:
                 worker.register(poll)
-            poll.poll(1000 * left)
+            poll.poll(1000 * (0.0 if self._ready else max(0.0, min(end - time.monotonic(), MOST_WAIT_S))))
+            now = time.monotonic()
+            looks = now - self._looked > MOST_WAIT_S / 2
+            self._looked = now if looks else self._looked
             for worker in list(self._workers):
                 worker.write()
-                self._take(worker)
+                self._take(worker, looks)
             if self._ready or time.monotonic() >= end:
                 found, self._ready = self._ready, []
                 return found
@@ -237,13 +236,9 @@ class ToolWorkers:
         for worker in self._workers:
             worker.end()
         self._workers.clear()
-        self._places.clear()
 
     def _start(self, is_own: bool) -> _Worker:
-        try:
-            worker = _Worker(self.factory, self.memory, self.log, is_own)
-        except OSError as error:
-            raise UsageError(f"a worker of --tools cannot be started: {error.strerror}") from None
+        worker = _Worker(self, is_own)
         self._workers.append(worker)
         return worker
 
@@ -251,70 +246,82 @@ class ToolWorkers:
         """Return the worker with the fewest episodes; a new one while there are fewer than `number`."""
         shared = [worker for worker in self._workers if not worker.is_own]
         best = min(shared, key=lambda worker: len(worker.episodes), default=None)
-        if best is None or (best.episodes and len(shared) < self.number):
-            return self._start(False)
-        return best
+        return self._start(False) if best is None or (best.episodes and len(shared) < self.number) else best
 
-    def _make_alone(self) -> None:
-        """Make episodes that wait for a worker of their own, while there are fewer than `number` such workers."""
-        while self._queue and sum(worker.is_own for worker in self._workers) < self.number:
-            key, op, do, values = self._queue.popleft()
-            worker = self._places[key] = self._start(True)
-            self._send(worker, key, op, do, values)
-
-    def _send(self, worker: _Worker, key: int, op: int, do: str, values: Mapping[str, Any]) -> None:
+    def _make(self, key: int, op: int, values: Sequence[Any], choose: Callable[[], _Worker]) -> None:
+        try:
+            worker = self._places[key] = choose()
+        except OSError as error:
+            self._ready.append(Reply(key, error=f"its worker process cannot be started: {error.strerror}"))
+            return
         worker.episodes.add(key)
-        what = f"call({values['name']!r})" if do == "call" else do
-        seconds = self.timeout + (0.0 if worker.is_loaded else START_SECONDS)
-        worker.pending[op] = _Pending(key, what, time.monotonic() + seconds)
-        worker.send(frame({"do": do, "key": key, "op": op, **values}))
+        self._send(worker, op, key, "make", values)
 
-    def _take(self, worker: _Worker) -> None:
-        """Take the replies of a worker, and end what has taken too long."""
-        for value in worker.values():
+    def _send(self, worker: _Worker, op: int, key: int, do: str, values: Sequence[Any]) -> None:
+        calls = [call_clause(name) for name, _ in values[0]] if do == "call" else [do]
+        seconds = self.timeout * len(calls) + GRACE_SECONDS + START_SECONDS * (not worker.is_loaded)
+        worker.asked[op] = _Asked(key, " or ".join(dict.fromkeys(calls)), time.monotonic() + seconds)
+        worker.send(op, key, do, *values)
+
+    def _take(self, worker: _Worker, looks: bool) -> None:
+        """Take the replies of a worker. looks: end what has taken too long, too."""
+        for value in worker.values(looks):
             worker.is_loaded = True
-            asked = worker.pending.pop(value["op"], None)
-            if asked is not None and asked.drops is not None:
-                if (expired := worker.pending.pop(asked.drops, None)) is not None:
-                    self._ready.append(Reply(asked.key, asked.drops, None, self.timeout, expired.error))
-            elif asked is not None:
-                seconds, error = value.get("seconds", 0.0), asked.error or value.get("error")
-                self._ready.append(Reply(asked.key, value["op"], value.get("value"), seconds, error))
+            if (asked := worker.asked.pop(value["op"], None)) is not None:
+                if asked.error is not None:
+                    self._places.pop(asked.key, None)
+                    worker.episodes.discard(asked.key)
+                self._ready.append(Reply(asked.key, value["value"], asked.error or value["error"]))
+        now = time.monotonic()
+        for op, asked in list(worker.asked.items()) if looks else ():
+            if now < asked.deadline or worker.is_broken:
+                continue
+            worker.is_broken = worker.is_own or asked.error is not None or op == 0
+            asked.error, asked.deadline = too_long(asked.what, self.timeout), now + DROP_SECONDS
+            worker.send(op, asked.key, "drop", True)
         if worker.is_broken:
             self._lose(worker)
-            return
-        now = time.monotonic()
-        for op, asked in list(worker.pending.items()):
-            if now < asked.deadline:
-                continue
-            asked.error = f"{asked.what} took more than {self.timeout:g} s (--tool-timeout)"
-            if asked.drops is not None or worker.is_own:
-                self._lose(worker)
-                return
-            if asked.key in self._places:
-                asked.deadline = math.inf
-                self.drop(asked.key, op)
-            else:  # another call of the same answer took too long
-                del worker.pending[op]
-                self._ready.append(Reply(asked.key, op, None, self.timeout, asked.error))
 
     def _lose(self, worker: _Worker) -> None:
-        """Take note that a worker is gone, or must go. An episode that was in a call alone is the reason; of several,
-        each is made again in a worker of its own."""
-        how = self._end(worker)
-        self.num_lost += 1
-        asked = [(op, one) for op, one in worker.pending.items() if one.drops is None]
-        keys = {one.key for _, one in asked}
-        error = None
-        if len(keys) == 1:
-            error = asked[0][1].error or f"{asked[0][1].what} ended its worker process {how}"
-            self._alone -= keys
-        else:
-            self._alone |= keys
-        self._ready += [Reply(one.key, op, None, 0.0, error, error is None) for op, one in asked]
-
-    def _end(self, worker: _Worker) -> str:
+        """Take note that a worker is gone, or must go. An episode whose code was called alone is the reason; of
+        several, each is made again in a worker of its own."""
         self._workers.remove(worker)
+        self.num_lost += 1
+        how = worker.end()
         for key in worker.episodes:
             self._places.pop(key, None)
-        return worker.end()
+        asked, keys = list(worker.asked.values()), {one.key for one in worker.asked.values()}
+        if len(asked) == 1:
+            error = asked[0].error or f"{asked[0].what} ended its worker process {how}"
+            self._ready.append(Reply(asked[0].key, error=error))
+            return
+        self._ready += [Reply(one.key, is_lost=True) for one in asked]
+        if worker.is_own:
+            self._alone |= dict.fromkeys(worker.episodes, f"its worker process ended {how} between two calls")
+        elif keys or self.num_lost > MOST_IDLE_LOSSES:
+            self._alone |= dict.fromkeys(keys or worker.episodes)
+
+
+@contextmanager
+def opened_workers(config: Config, output: str | None, warn: Callable[[str], None]) -> Iterator[ToolWorkers | None]:
+    """Open the tool workers of a run, and end them at the end of the block; None without --tools. output: path of OUT,
+    beside which the log of what tools print lies; None for standard error. UsageError if the tools cannot be used."""
+    if config.tools is None:
+        yield None
+        return
+    try:
+        path, flags = f"{output}{TOOLS_LOG_SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        flags |= os.O_TRUNC if config.overwrite else 0
+        log = os.dup(2) if output is None else os.open(path, flags, 0o666)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; choose another -o") from None
+    workers = ToolWorkers(config.tools, config.tool_workers, config.tool_timeout, config.tool_memory or 0, log)
+    try:
+        workers.open()
+        yield workers
+        if workers.num_lost:
+            lost = counted(workers.num_lost, "worker")
+            warn(f"{lost} of --tools ended during the run; their episodes were made again")
+    finally:
+        workers.close()
+        os.close(log)

@@ -6,8 +6,8 @@ Source and engine are protocols, so that tests can replace them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from apcbatch.data.chat.rollout import Rollout
@@ -73,22 +73,10 @@ class JobEngine(Steppable, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Request that failed before it reached the engine, or episode that failed. fields: further ones of the record's
-    `apcbatch` object."""
+    """Request that failed before it reached the engine, or live episode that failed."""
 
     ticket: Ticket
     error: RequestError
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TurnDone:
-    """Turn of a live episode whose tools have answered. fields: further ones of the record's `apcbatch` object. ended:
-    monotonic time at which the answer was generated."""
-
-    result: Result
-    fields: Mapping[str, Any]
-    ended: float
 
 
 @dataclass(slots=True)
@@ -104,11 +92,13 @@ class OpenRollout:
 @dataclass(frozen=True, slots=True)
 class Tag:
     """Data that the job attaches to a request, and gets back with its result. rollout: None if the prompt contains the
-    recorded answers, not generated ones; a live episode is job/live.py's."""
+    recorded answers, not generated ones; a live episode is job/live.py's. ended: monotonic time at which the answer was
+    there, if its record is made later."""
 
     ticket: Ticket
     rollout: Any
     output_parser: OutputParser = OutputParser()
+    ended: float | None = None
 
 
 Work = Request | Failure
@@ -117,7 +107,6 @@ Work = Request | Failure
 class WorkSource(Protocol):
     """Source of the requests and failures of one run."""
 
-    is_live: bool  # results come back by `take_done`
     plan_s: float  # seconds spent on planning so far
     beyond_window_tokens: int  # tokens that a larger planning window would have restored
 
@@ -143,9 +132,6 @@ class WorkSource(Protocol):
 
     def next(self) -> Work | None:
         """Return the next request or failure; None if there is none at the moment (see exhausted)."""
-
-    def take_done(self) -> list[TurnDone]:
-        """Return the turns of live episodes whose tools have answered since the last call."""
 
     def follow_up(self, result: Result) -> list[Work]:
         """Return the work that depends on a result, such as the next turn of a rollout."""
