@@ -264,6 +264,13 @@ class Config:
     ignore_eos: bool = setting("ignore_eos")
     logprobs: bool = setting("logprobs")
     top_logprobs: int = setting("top_logprobs")
+    logprobs_mode: str = option(
+        "raw",
+        "Generation",
+        "What --logprobs are of: the model's logits alone (raw), or the distribution that was drawn from, after "
+        "penalties, masks, temperature, top_k, min_p and top_p (processed).",
+        choices=("raw", "processed"),
+    )
     token_ids: bool = setting("return_token_ids")
 
     score: bool = option(

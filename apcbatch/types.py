@@ -106,7 +106,9 @@ class Request:
 
     token_ids: the prompt, at least one token. max_tokens: maximum number of new tokens. ignore_eos: do not end at the
     model's own stop tokens. logprobs: return the float32 log-probability of each sampled token under the model's own
-    logits. top_logprobs: number of likeliest tokens whose log-probabilities are returned too (0 to 20). keep_answer:
+    logits. processed_logprobs: under the distribution that was drawn from instead: after penalties, masks, temperature
+    and restrictions, at temperature 0 after penalties and masks alone. top_logprobs: number of likeliest tokens whose
+    log-probabilities are returned too (0 to 20). keep_answer:
     keep snapshots of the answer too, for a later request that extends it. plan: for policy `planned`. tag: any object;
     returned with the result.
 
@@ -164,6 +166,7 @@ class Request:
     random_stream: str | None = None
     draft: bool = True
     references: Mapping[DraftSource, Sequence[TokenArray]] = field(default_factory=dict)
+    processed_logprobs: bool = False
 
     @property
     def changes_logits(self) -> bool:

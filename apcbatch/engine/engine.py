@@ -363,11 +363,14 @@ def _sample(
     if sequence.needs_logits:
         row = row.cpu()
         token = sequence.sampler.sample(row.numpy(), step)
-        if token != likeliest:
+        if sequence.sampler.processed is not None:
+            logprob, likely = sequence.sampler.processed
+        elif token != likeliest:
             chosen = torch.tensor([token])
             logprob = ops.token_logprobs(row.unsqueeze(0), chosen).item() if request.logprobs else math.nan
         if request.top_logprobs:
-            likely = top_logprobs(row.numpy(), request.top_logprobs)
+            if sequence.sampler.processed is None:
+                likely = top_logprobs(row.numpy(), request.top_logprobs)
             sequence.top_logprobs.append([(one, logprob if one == token else value) for one, value in likely])
     sequence.append(token, logprob)
     return sequence.sampler.ends_with(token, step)

@@ -58,10 +58,22 @@ def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> GreedyTok
     return GreedyTokens(tokens, logprobs)
 
 
+Likely = list[tuple[int, float]]
+
+
 def draw(
-    row: npt.NDArray[np.float32], temperature: float, top_k: int, min_p: float, top_p: float, key: int, step: int
-) -> int:
-    """Draw one token from a row of logits (vocabulary,) float32. A logit of -infinity is never drawn.
+    row: npt.NDArray[np.float32],
+    temperature: float,
+    top_k: int,
+    min_p: float,
+    top_p: float,
+    key: int,
+    step: int,
+    num_top: int = 0,
+) -> tuple[int, float, Likely]:
+    """Draw one token from a row of logits (vocabulary,) float32. A logit of -infinity is never drawn. Return the token,
+    its float32 log-probability in the restricted distribution, and (token, log-probability) of the num_top likeliest
+    in it, the lowest id first on ties.
 
     The draw is inverse transform sampling over the tokens in descending order of probability, with one uniform number
     from Philox. key: key of the Philox generator, see request_key. step: its counter.
@@ -86,7 +98,12 @@ def draw(
     choice = min(int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right")), len(cumulative) - 1)
     value = ascending[-1 - choice]
     num_larger = len(ascending) - int(np.searchsorted(ascending, value, side="right"))
-    return int(ids[np.flatnonzero(probabilities == value)[choice - num_larger]])
+    token = int(ids[np.flatnonzero(probabilities == value)[choice - num_larger]])
+    best = np.empty(0, np.intp)
+    if num_top:
+        best = np.argsort(-probabilities, kind="stable")[: min(num_top, kept)]
+    logprobs = np.log(np.append(probabilities[best], value) / cumulative[-1]).astype(np.float32).tolist()
+    return token, logprobs[-1], list(zip(ids[best].tolist(), logprobs[:-1], strict=True))
 
 
 def _largest(row: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
@@ -98,7 +115,7 @@ def _largest(row: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
     return np.sort(np.concatenate((above, equal)))
 
 
-def top_logprobs(row: npt.NDArray[np.float32], count: int) -> list[tuple[int, float]]:
+def top_logprobs(row: npt.NDArray[np.float32], count: int) -> Likely:
     """Return (token id, float32 log-probability) of the `count` likeliest tokens of a row of logits (vocabulary,)
     float32, the likeliest first and on ties the lowest id first. Return all tokens if the vocabulary is smaller."""
     ids = _largest(row, min(count, len(row)))
@@ -229,7 +246,9 @@ def _mask_others(row: Logits, ids: npt.NDArray[np.int64]) -> None:
 
 
 class Sampler:
-    """Sampler of one answer. eos_token_ids: the model's own stop tokens. answer: index among those of the request."""
+    """Sampler of one answer. eos_token_ids: the model's own stop tokens. answer: index among those of the request.
+    processed: log-probability of the latest token in the distribution that it was drawn from, and those of its
+    top_logprobs likeliest tokens; at temperature 0, after penalties and masks alone. None unless asked for."""
 
     def __init__(
         self, request: Request, prompt: TokenArray, vocab_size: int, eos_token_ids: Collection[int], answer: int
@@ -240,6 +259,7 @@ class Sampler:
         self._ending = request.ending() if request.ending else None
         ending_ids = self._stop_ids | self._eos_ids
         self._processors = LogitsProcessors(request, prompt, vocab_size, ending_ids) if request.changes_logits else None
+        self.processed: tuple[float, Likely] | None = None
 
     def sample(self, row: Logits, step: int) -> int:
         """Return the answer's next token. row: logits (vocabulary,) float32, not changed. step: number of tokens that
@@ -249,9 +269,18 @@ class Sampler:
         if self._processors is not None:
             row = row.copy()
             self._processors.apply(row, step)
+        wanted, likely = request.logprobs and request.processed_logprobs, Likely()
+        num_top = request.top_logprobs if wanted else 0
         if request.temperature == 0:
-            return int(np.argmax(row))
-        return draw(row, request.temperature, request.top_k, request.min_p, request.top_p, self._key, step)
+            token = int(np.argmax(row))
+            if wanted:
+                [(_, logprob), *_] = likely = top_logprobs(row, max(1, num_top))
+                likely = [one for one in likely[:num_top] if one[1] > -math.inf]
+        else:
+            settings = request.temperature, request.top_k, request.min_p, request.top_p
+            token, logprob, likely = draw(row, *settings, self._key, step, num_top)
+        self.processed = (logprob, likely) if wanted else None
+        return token
 
     def forced(self) -> Sequence[int]:
         """Return the tokens of the text that the request's constraint forces next; empty for none. Use them as a draft

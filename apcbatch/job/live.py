@@ -358,7 +358,7 @@ class LiveFeeder(Feeder):
                 raise _Restart
             score = None
             if end is not None:
-                score = yield from self._asked(episode, "score", episode.transcript)
+                score = _checked_score((yield from self._asked(episode, "score", episode.transcript)))
             if not is_recorded:
                 fields = {"appended": appended, "appended_digest": digest, "tools": used, "sampled": sampled}
                 self._end_turn(episode, fields | {"end": end, "score": score})
@@ -442,6 +442,14 @@ def _checked_tools(given: list[Any]) -> list[dict[str, Any]]:
         return check_tools(given, "tools", ContentWarnings()) or []
     except RequestError as error:
         raise RequestError("tool_failed", f"the episode's {error.message}") from None
+
+
+def _checked_score(score: Any) -> Any:
+    try:
+        orjson.dumps(score)
+    except TypeError as error:  # an integer of more than 64 bits, or very deep
+        raise RequestError("tool_failed", f"score returned what no record can hold: {error}") from None
+    return score
 
 
 def _said(answer: ParsedAnswer) -> Message:

@@ -50,7 +50,8 @@ def make_request(
     if "max_tokens" not in conversation.params and config.origins.get("max_tokens", DEFAULT) in (DEFAULT, FILE):
         room = max(1, config.max_request_tokens - len(prompt.token_ids))
         settings["max_tokens"] = max(min(settings["max_tokens"], room), settings.get("min_tokens", 0))
-    signed = settings | _further_settings(conversation)
+    is_processed = settings["logprobs"] and config.logprobs_mode == "processed"
+    signed = settings | _further_settings(conversation) | ({"processed_logprobs": True} if is_processed else {})
     ticket = _signed(ticket, prompt, signed, settings.pop("keeps_stop", False))
     echo, prompt_logprobs = settings.pop("echo", False), settings.pop("prompt_logprobs", None)
     shows_ids = settings.pop("return_token_ids", False)
@@ -74,6 +75,7 @@ def make_request(
         tag=Tag(ticket, rollout, output_parser),
         random_stream=ticket.random_stream,
         draft=conversation.draft,
+        processed_logprobs=is_processed,
     )
 
 

@@ -45,6 +45,7 @@ CHANGES_ANSWERS = (
     "turns",
     "score",
     "max_request_tokens",
+    "logprobs_mode",
     "max_turns",
     "max_episode_tokens",
     "samples",

@@ -120,7 +120,8 @@ class _Episode:
         while (request := self.queue.get()) is not None:
             try:
                 if request["do"] == "make":
-                    code = EpisodeCode(self._factory, *request["values"], timeout=self._timeout)
+                    row, sample = request["values"]
+                    code = EpisodeCode(self._factory, row, sample, self._timeout)
                     value: Any = {"tools": code.tools, "replay": code.replay}
                 else:
                     value = getattr(code, request["do"])(*request["values"])

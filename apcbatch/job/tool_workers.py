@@ -32,7 +32,7 @@ MOST_REPLY_BYTES = 1 << 30
 START_SECONDS = 30.0  # that a worker may take to import the code, besides the time limit
 GRACE_SECONDS = 0.5  # after its time limit, in which code says itself that it took too long
 DROP_SECONDS = 5.0  # in which a worker must confirm that an episode was dropped
-MOST_IDLE_LOSSES = 100  # of workers that end while none of their code is called
+MOST_IDLE_LOSSES = 8  # of workers that end while none of their code is called
 MOST_WAIT_S = 0.2  # between two looks at whether workers live
 _HERE = str(Path(__file__).resolve().parents[2])
 _PROGRAM = (
@@ -283,23 +283,21 @@ class ToolWorkers:
             self._lose(worker)
 
     def _lose(self, worker: _Worker) -> None:
-        """Take note that a worker is gone, or must go. An episode whose code was called alone is the reason; of
-        several, each is made again in a worker of its own."""
+        """Take note that a worker is gone, or must go. Its only episode is the reason; of several, those whose code was
+        called are made again in workers of their own."""
         self._workers.remove(worker)
         self.num_lost += 1
         how = worker.end()
         for key in worker.episodes:
             self._places.pop(key, None)
-        asked, keys = list(worker.asked.values()), {one.key for one in worker.asked.values()}
-        if len(asked) == 1:
-            error = asked[0].error or f"{asked[0].what} ended its worker process {how}"
-            self._ready.append(Reply(asked[0].key, error=error))
-            return
-        self._ready += [Reply(one.key, is_lost=True) for one in asked]
-        if worker.is_own:
+        asked, is_alone = worker.asked.values(), len(worker.episodes) <= 1
+        for one in asked:
+            error = one.error or f"{one.what} ended its worker process {how}"
+            self._ready.append(Reply(one.key, error=error) if is_alone else Reply(one.key, is_lost=True))
+        if worker.is_own and not asked:
             self._alone |= dict.fromkeys(worker.episodes, f"its worker process ended {how} between two calls")
-        elif keys or self.num_lost > MOST_IDLE_LOSSES:
-            self._alone |= dict.fromkeys(keys or worker.episodes)
+        elif not is_alone and (asked or self.num_lost > MOST_IDLE_LOSSES):
+            self._alone |= dict.fromkeys([one.key for one in asked] or worker.episodes)
 
 
 @contextmanager

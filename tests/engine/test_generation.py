@@ -122,7 +122,7 @@ def drawn(
     """How often each token comes in draws of as many requests."""
     row = logits.numpy()
     keys = (request_key(Request(f"r{seed % 7}", (), seed=seed)) for seed in range(count))
-    return Counter(draw(row, temperature, top_k, min_p, top_p, key, step=3) for key in keys)
+    return Counter(draw(row, temperature, top_k, min_p, top_p, key, step=3)[0] for key in keys)
 
 
 def assert_likely(frequencies: Counter[int], expected: np.ndarray, count: int) -> None:
@@ -154,6 +154,21 @@ def test_tokens_come_as_often_as_transformers_says(temperature: float, top_k: in
     frequencies = drawn(logits, temperature, top_p, count, top_k, min_p)
     assert all(expected[token] > 0 for token in frequencies), "a token came that is cut away"
     assert_likely(frequencies, expected, count)
+
+
+@table("temperature, top_k, min_p, top_p", [(0.7, 0, 0.0, 1.0), (1.7, 9, 0.05, 0.8), (2.5, 0, 0.0, 0.3)])
+def test_processed_logprobs_are_of_what_was_drawn_from(
+    temperature: float, top_k: int, min_p: float, top_p: float
+) -> None:
+    """Faults: log-probabilities before the temperature or a cut; a token listed that could not be drawn."""
+    logits = torch.randn(23, generator=torch.Generator().manual_seed(11)) * 2
+    expected = cut(logits, temperature, top_p, top_k, min_p)
+    best = [int(token) for token in np.argsort(-expected, kind="stable")[:5] if expected[token] > 0]
+    for step in range(20):
+        token, logprob, likely = draw(logits.numpy(), temperature, top_k, min_p, top_p, 7, step, num_top=5)
+        assert math.exp(logprob) == pytest.approx(expected[token], rel=1e-6)
+        assert [one for one, _ in likely] == best
+        assert all(math.exp(value) == pytest.approx(expected[one], rel=1e-6) for one, value in likely)
 
 
 def kept_tokens(logits: Sequence[float], temperature: float, top_p: float) -> set[int]:
@@ -210,3 +225,24 @@ def test_temperature_and_top_p_reach_the_engine(tiny_checkpoint: Callable[..., P
     assert_likely(frequencies, expected, count)
     assert sum(frequencies[token] for token in range(VOCAB) if expected[token] == 0) <= 2  # at the very edge
     engine.close()
+
+
+def test_a_logprob_is_the_models_own_whatever_the_temperature(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Fault: log-probabilities after temperature and top_p, or of another token than the one that was drawn."""
+    folder = tiny_checkpoint("falcon_mamba")
+    oracle = load_oracle(folder)
+    result = answer(folder, max_tokens=12, temperature=3.0, top_p=0.9, seed=2, logprobs=True, ignore_eos=True)
+    tokens = PROMPT + result.token_ids
+    with torch.no_grad():
+        expected = oracle(torch.tensor([tokens])).logits[0, len(PROMPT) - 1 : -1].double().log_softmax(-1)
+    chosen = expected.gather(1, torch.tensor(result.token_ids).unsqueeze(1)).squeeze(1)
+    assert torch.allclose(torch.tensor(result.logprobs).double(), chosen, atol=2e-4)
+    for changed in ({"temperature": 3.0}, {"temperature": 0.0}, {"temperature": 0.0, "presence_penalty": 2.0}):
+        given = dict(max_tokens=6, top_p=0.9, seed=2, logprobs=True, top_logprobs=3, ignore_eos=True) | changed
+        raw, processed = answer(folder, **given), answer(folder, **given, processed_logprobs=True)
+        assert raw.token_ids == processed.token_ids and raw.top_logprobs and processed.top_logprobs
+        assert (raw.logprobs == processed.logprobs) == (changed == {"temperature": 0.0})
+        for token, logprob, likely in zip(
+            processed.token_ids, processed.logprobs, processed.top_logprobs, strict=True
+        ):
+            assert (token, logprob) in likely or logprob <= likely[-1][1]

@@ -138,9 +138,9 @@ def test_of_equal_logits_the_lowest_ids_stay() -> None:
     """Fault: top_k that keeps more than k tokens, or others than the first ones of a tie; a token of -infinity."""
     row = np.array([1, 3, 2, 2, 2, -np.inf], np.float32)
     for top_k, kept in ((1, {1}), (2, {1, 2}), (3, {1, 2, 3}), (5, {0, 1, 2, 3, 4}), (6, {0, 1, 2, 3, 4})):
-        assert {draw(row, 1.0, top_k, 0.0, 1.0, key, 0) for key in range(300)} == kept
+        assert {draw(row, 1.0, top_k, 0.0, 1.0, key, 0)[0] for key in range(300)} == kept
     alone = np.array([-np.inf, -np.inf, 4], np.float32)
-    assert {draw(alone, 50.0, 0, 0.0, 1.0, key, 0) for key in range(50)} == {2}
+    assert {draw(alone, 50.0, 0, 0.0, 1.0, key, 0)[0] for key in range(50)} == {2}
 
 
 def test_the_likeliest_tokens_have_the_log_probabilities_of_transformers(tiny_checkpoint: Callable[..., Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.job.fakes import EOS, FakeEngine
 CALL = '<tool_call>\n{"name": "add", "arguments": {"n": %d}}\n</tool_call>'
 UNREAD = '<tool_call>\n{"name": "add", "argu'
 ANSWERS = (
-    CALL % 1,
+    CALL % 10**30,  # more than 64 bits
     CALL % 2 + "\n" + CALL % 3,
     "fine",
     CALL % 4,
@@ -27,7 +28,7 @@ TIMES = ("prefill_ms", "decode_ms", "begin_s", "end_s")
 REUSE = ("cached_from", "cached_tokens", "computed_tokens", "ideal_cached_tokens", "boundary", "miss_reason")
 LIVE = ("--turns", "live", "--tools", "live_tools:Adder", "-q")
 CODE = '''
-import ctypes, os, random, subprocess, sys, time
+import ctypes, os, random, sqlite3, subprocess, sys, threading, time
 from apcbatch import Tools
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
@@ -46,12 +47,16 @@ class Adder(Tools):
         super().__init__(row, sample)
         self.kind = row.get("kind")
         self.replay = self.kind != "once"
+        print("made", row["id"])
         if self.kind == "make":
             raise ValueError("no")
+        if self.kind == "timer":
+            threading.Timer(0.3, os._exit, [7]).start()
 
     def call(self, name, arguments):
         print("called", self.row["id"])
-        self.total += arguments["n"]
+        self.total += min(arguments["n"], 1000)
+        if os.environ.get("LIVE_RAISES"): raise OSError("down")
         time.sleep(random.random() * float(os.environ.get("LIVE_SLEEP", "0")))
         match self.kind:
             case "raise": raise KeyError("x")
@@ -78,11 +83,30 @@ class Adder(Tools):
 
     def score(self, messages):
         if self.kind == "score": return {"a": float("inf")}
+        if self.kind == "large": return {"a": 1 << 70}
         return {"total": self.total, "messages": len(messages)}
 
 
+    def close(self):
+        print("closed", self.row["id"])
+
+
+class Base(Adder):
+    """Coroutines and functions that use a connection of the thread that made it."""
+
+    def __init__(self, row, sample=0):
+        super().__init__(row, sample)
+        self.base = sqlite3.connect(":memory:")
+
+    async def call(self, name, arguments):
+        return str(self.base.execute("select ?", [str(arguments)]).fetchone())
+
+    def score(self, messages):
+        return {"one": self.base.execute("select 1").fetchone()[0]}
+
+
 class Blocking(Adder):
-    """Coroutines of which one blocks the loop that all share."""
+    """Coroutines of which one blocks its thread."""
 
     async def call(self, name, arguments):
         if self.row["id"] == "e0": time.sleep(100)
@@ -174,7 +198,7 @@ def test_a_turn_has_what_its_tools_said(live, tmp_path):
             kinds.add((len(ids), tuple(one["error"] for one in ours["tools"]), "unread_call" in ours["warning_kinds"]))
             assert ours["end"] is not None or ids or appended[0]["role"] == "user"
     assert len(kinds) == 5, "one call, two, none, an unknown tool, and one that cannot be read"
-    assert log.read_text().startswith("mine\ncalled e"), "a file that was there is kept"
+    assert log.read_text().startswith("mine\nmade e"), "a file that was there is kept"
     assert "called" not in done.stdout + done.stderr
 
 
@@ -205,6 +229,7 @@ HOSTILE = {
     "big": "call('add') returned 10,000,001 bytes",
     "next": "next returned neither",
     "score": "score returned what cannot be written as JSON",
+    "large": "score returned what no record can hold",
     "fork": None,
     "print": None,
 }
@@ -284,6 +309,62 @@ def test_an_episode_whose_tools_answer_otherwise_begins_anew(live, tmp_path, mon
         assert {one["apcbatch"]["attempt"] for one in turns} == {2} and turns[-1]["apcbatch"]["end"] is not None
         text = json.dumps([one["apcbatch"]["appended"] for one in turns])
         assert "another" in text and "null" not in text
+    log = (tmp_path / "out.jsonl.tools.log").read_text()
+    assert log.count("closed") == log.count("made"), "an episode that was begun anew is closed too"
+
+
+@pytest.mark.slow
+def test_calls_that_fail_when_made_again_begin_the_episode_anew(live, tmp_path, monkeypatch):
+    """Fault: a second record of a turn that OUT has, so that no later run continues it."""
+    whole = untimed(live()[1])
+    cut(tmp_path / "out.jsonl", len(whole) // 2)
+    with monkeypatch.context() as patch:
+        patch.setenv("LIVE_RAISES", "1")
+        done, found = live("--resume")
+    failed = {one["apcbatch"]["episode"]: one["apcbatch"]["attempt"] for one in found.values() if one["error"]}
+    assert done.code == 3 and done.summary["restarted"] > 0 and 2 in failed.values()
+    done, found = live("--retry-errors")
+    assert done.code == 0 and untimed(found) == whole
+
+
+@pytest.mark.slow
+def test_answers_that_are_there_at_a_signal_are_written(live, monkeypatch):
+    """Fault: an answer that is generated, or whose tools are called, at the first signal is thrown away."""
+    whole = untimed(live()[1])
+    step, answered = FakeEngine.step, []
+
+    def stopping(self):
+        results = step(self)
+        if sum(map(len, answered)) < 10 <= sum(map(len, [*answered, results])):
+            signal.raise_signal(signal.SIGINT)
+        answered.append(results)
+        return results
+
+    monkeypatch.setenv("LIVE_SLEEP", "0.3")
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeEngine, "step", stopping)
+        done, found = live("--overwrite")
+    assert done.code == 130 and len(whole) > len(found) == sum(map(len, answered)) >= 10
+    assert untimed(live("--resume")[1]) == whole
+
+
+@pytest.mark.slow
+def test_an_episode_that_ends_its_worker_between_calls_is_found(live, tmp_path):
+    """Faults: it is made again without an end; an episode beside it fails for it."""
+    write_lines(tmp_path / "bad.jsonl", [*[line(f"e{number}") for number in range(8)], line("x", kind="timer")])
+    whole = untimed(live()[1])
+    done, records = live("--tool-workers", 1, inputs="bad.jsonl", out="bad.out")
+    found = {name: record for name, record in untimed(records).items() if name[0] == "e"}
+    for name in whole:
+        assert found[name] == whole[name], name
+    assert all(one["error"] is None or one["error"]["code"] == "tool_failed" for one in records.values())
+    assert episodes(records)["x"][-1]["apcbatch"]["end"] is not None
+
+
+def test_functions_and_coroutines_of_an_episode_share_a_thread(live):
+    """Fault: a connection that the constructor opens cannot be used in a coroutine."""
+    done, records = live("--tools", "live_tools:Base")
+    assert done.code == 0 and {turns[-1]["apcbatch"]["score"]["one"] for turns in episodes(records).values()} == {1}
 
 
 @pytest.mark.slow
