@@ -17,12 +17,14 @@ Examples:
   apcbatch doctor --model ./my-mamba --max-running 64
   apcbatch doctor --store ~/states
   apcbatch doctor --model ./my-jamba --gpus 2
+  apcbatch doctor --tools my_tools:Shop
 """
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Check Python, torch, kernels, model and store.")
 @config_options(
     ("model", "adapter", "dtype", "weights", "device", "gpus", "store", "pool_size", "max_running", "template_date")
+    + ("tools",)
 )
 @click.pass_context
 def doctor(ctx: click.Context, /, **options: Any) -> int:

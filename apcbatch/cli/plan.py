@@ -27,9 +27,9 @@ from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
     "model", "adapter", "dtype", "weights", "device", "gpus", "format", *COLUMN_OPTIONS, "ignore_columns", "turns",
-    "limit", "window_tokens", "order", "max_tokens", "max_request_tokens", "system_prompt", "chat_template",
-    "template_kwargs", "template_date", "block_size", "min_gain_tokens", "store", "store_size", "pool_size", "draft",
-    "draft_memory", "max_batch_tokens", "max_running",
+    "tools", "samples", "limit", "window_tokens", "order", "max_tokens", "max_request_tokens", "system_prompt",
+    "chat_template", "template_kwargs", "template_date", "block_size", "min_gain_tokens", "store",
+    "store_size", "pool_size", "draft", "draft_memory", "max_batch_tokens", "max_running",
 )  # fmt: skip
 TABLES = sorted(set(POLICIES) - {"none"})
 

@@ -25,7 +25,8 @@ NOT_OF_ONE_REQUEST = {"device", "gpus", "exact", "window_tokens", "score", "cach
 OPTION_NAMES = [
     name
     for name, spec in OPTIONS.items()
-    if spec.group in ("Model", "Input", "Generation", "Chat", "Reuse") and name not in NOT_OF_ONE_REQUEST
+    if (spec.group in ("Model", "Input", "Generation", "Chat", "Reuse") and name not in NOT_OF_ONE_REQUEST)
+    or name == "tools"
 ]
 
 EPILOG = """\b

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from apcbatch.config import Config
+from apcbatch.display import counted
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.layout import DTYPE_BYTES, PAGE_TOKENS, StateLayout
@@ -90,7 +91,9 @@ class CheckpointSizes:
 class Use:
     """What the requests of an input use at their peak. requests: that run at once. snapshot_bytes: of the snapshots
     that are kept at once, without KV. kv_bytes: KV pages of both. pass_tokens: tokens of the largest pass.
-    window_tokens: tokens of the largest window, as it counts them. input_tokens: distinct tokens of the input."""
+    window_tokens: tokens of the largest window, as it counts them. input_tokens: distinct tokens of the input.
+    episodes: open live episodes. Each has two states, of its prompt and of its answer; those of its earlier turns stay
+    as long as the pool has room."""
 
     requests: int
     snapshot_bytes: int
@@ -98,6 +101,7 @@ class Use:
     pass_tokens: int
     window_tokens: int
     input_tokens: int
+    episodes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,10 +226,13 @@ class MemoryPlan:
             return self.parts
         rows = min(self.num_live, use.requests)
         history = HISTORY_BYTES * use.input_tokens if self.drafts else 0
+        episodes = f"two states of each of {counted(use.episodes, 'open episode')}"
         found = {
             "weights": self._weights,
             "live states": rows * self.layout.slot_bytes,
-            "planned snapshots": min(use.snapshot_bytes, self.num_snapshots * self.layout.slot_bytes),
+            episodes if use.episodes else "planned snapshots": min(
+                use.snapshot_bytes, self.num_snapshots * self.layout.slot_bytes
+            ),
             "KV": min(use.kv_bytes, self.num_pages * self.layout.page_bytes),
             "prompts": PROMPT_BYTES * use.window_tokens,
             "drafts": min(history, self.draft_bytes),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from apcbatch.config import Config
 from apcbatch.cores import find_cores
-from apcbatch.errors import ApcbatchError
+from apcbatch.errors import ApcbatchError, RequestError
 from apcbatch.model.locate import locate_model, note_of
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def examine(config: Config) -> Iterator[Finding]:
         ("ends", lambda: _ends(config)),
         ("template", lambda: _template(config)),
         ("store", lambda: _store(config.store)),
+        *([("tools", lambda: _tools(config))] if config.tools is not None else []),
     ]
     for name, check in checks:
         try:
@@ -71,6 +72,20 @@ def examine(config: Config) -> Iterator[Finding]:
             yield Finding(name, False, str(error))
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             yield Finding(name, False, f"{error}; fix: {REINSTALL}")
+
+
+def _tools(config: Config) -> str:
+    """Load the factory of --tools in a worker process, and make an episode of an empty line."""
+    from apcbatch.job.tool_workers import opened_workers
+
+    with opened_workers(config, None, lambda sentence: None) as workers:
+        assert workers is not None
+        try:
+            tools = workers.tools_for({})
+        except RequestError as error:
+            return f"{config.tools} can be loaded; of an empty line it makes no episode ({error.message})"
+    names = "those of the line" if tools is None else ", ".join(tool["function"]["name"] for tool in tools) or "none"
+    return f"{config.tools} can be loaded; the tools of an empty line's episode: {names}"
 
 
 def _python() -> str:

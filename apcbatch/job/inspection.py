@@ -29,6 +29,7 @@ from apcbatch.job.planning import planner_for, with_recorded_gain
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import Ticket
 from apcbatch.job.request import settings_of
+from apcbatch.job.tool_workers import with_tools
 from apcbatch.job.work import Failure, Work
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
@@ -38,8 +39,6 @@ from apcbatch.plan.prefix_tree import PrefixTree, common_prefixes
 from apcbatch.prefix import as_token_array, boundaries_in, last_boundary
 from apcbatch.sampling import SETTINGS
 from apcbatch.types import Request
-
-FIRST_TURNS = "of live episodes only the first turns are known here, with the tools of their lines: no code is run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +118,7 @@ def inspect(
             f"{config.origins['turns']} rollout: its prompts contain answers that are not generated yet; look at them "
             "with --turns each, where the recorded answers stand in for them"
         )
-    if config.turns == "live":
-        warn(FIRST_TURNS)
-    records = _Records(open_source(inputs, LineOptions.of(config), warn=warn), line, id)
+    records = _Records(with_tools(config, open_source(inputs, LineOptions.of(config), warn=warn), warn), line, id)
     folder = locate_model(config.model)
     config = replace(with_own_dtype(with_model_defaults(config, folder), warn), score=False)
     model = load_model_config(folder)

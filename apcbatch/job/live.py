@@ -23,8 +23,6 @@ from apcbatch.config import Config
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.rollout import LiveHistory
 from apcbatch.data.conversation import BadLine, Conversation
-from apcbatch.data.input.messages import ContentWarnings
-from apcbatch.data.input.tools import check_tools
 from apcbatch.data.output.parser import ParsedAnswer
 from apcbatch.engine.serving import LOOK_AHEAD
 from apcbatch.errors import RequestError, UsageError
@@ -33,7 +31,7 @@ from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import Ticket, is_stopped, read_record, record_number
 from apcbatch.job.request import make_request
 from apcbatch.job.sink import FileSink
-from apcbatch.job.tool_workers import Reply, ToolWorkers
+from apcbatch.job.tool_workers import Reply, ToolWorkers, checked_tools
 from apcbatch.job.work import Failure, JobEngine, Work
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.tools import MOST_RESULT_BYTES, UNREAD_CALL, Message, tool_message, unknown_tool
@@ -326,7 +324,7 @@ class LiveFeeder(Feeder):
         self._note_made(episode)
         if (episode.past or episode.result is not None) and not made["replay"]:
             raise _Restart
-        tools = line.tools if made["tools"] is None else _checked_tools(made["tools"])
+        tools = line.tools if made["tools"] is None else checked_tools(made)
         conversation = replace(line, messages=list(line.messages), tools=tools or None)
         history = LiveHistory(self._renderer, conversation, self._config.history == "tokens")
         num_unread = 0
@@ -435,13 +433,6 @@ class LiveFeeder(Feeder):
         elif not answer.calls and (said := (yield from self._asked(episode, "next", episode.transcript))) is not None:
             appended.append(said)
         return appended, used
-
-
-def _checked_tools(given: list[Any]) -> list[dict[str, Any]]:
-    try:
-        return check_tools(given, "tools", ContentWarnings()) or []
-    except RequestError as error:
-        raise RequestError("tool_failed", f"the episode's {error.message}") from None
 
 
 def _checked_score(score: Any) -> Any:

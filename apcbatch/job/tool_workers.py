@@ -15,15 +15,18 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from apcbatch.config import Config
+from apcbatch.data.conversation import BadLine, Conversation
+from apcbatch.data.input.messages import ContentWarnings
+from apcbatch.data.input.tools import check_tools
 from apcbatch.display import counted
-from apcbatch.errors import UsageError
+from apcbatch.errors import RequestError, UsageError
 from apcbatch.job.tool_child import HEAD, frame
 from apcbatch.tools import call_clause, too_long
 
@@ -173,14 +176,13 @@ class ToolWorkers:
         except OSError as error:
             raise UsageError(f"a worker of --tools cannot be started: {error.strerror}") from None
         worker.asked[0] = _Asked(-1, "the import", time.monotonic() + self.timeout + START_SECONDS)
-        while not (found := self.poll(MOST_WAIT_S)):
-            pass
-        if found[0].error is not None:
+        reply = self._wait()
+        if reply.error is not None:
             raise UsageError(
-                f"--tools {self.factory} cannot be used: {found[0].error}; expected PACKAGE.MODULE:FACTORY, where "
+                f"--tools {self.factory} cannot be used: {reply.error}; expected PACKAGE.MODULE:FACTORY, where "
                 "FACTORY(row) returns an episode"
             )
-        self.digest = found[0].value
+        self.digest = reply.value
 
     def has(self, key: int) -> bool:
         """Return whether an episode is made and its worker lives."""
@@ -198,6 +200,24 @@ class ToolWorkers:
             self._ready.append(Reply(key, error=self._alone.pop(key)))
         else:
             self._queue.append((key, self._op, values))
+
+    def tools_for(self, row: Mapping[str, Any] | None) -> list[Any] | None:
+        """Make the episode of a line, close it, and return its own tools, checked; None for those of the line.
+        RequestError if it cannot be made. Not for a run."""
+        self.ask(0, "make", row, 0)
+        made = self._wait()
+        if self.has(0):
+            self.ask(0, "close")
+            self._wait()
+        self.drop(0)
+        if made.error is not None:
+            raise RequestError("tool_failed", made.error)
+        return checked_tools(made.value)
+
+    def _wait(self) -> Reply:
+        while not (found := self.poll(MOST_WAIT_S)):
+            pass
+        return found[0]
 
     def drop(self, key: int) -> None:
         """Forget an episode, and end its thread."""
@@ -298,6 +318,32 @@ class ToolWorkers:
             self._alone |= dict.fromkeys(worker.episodes, f"its worker process ended {how} between two calls")
         elif not is_alone and (asked or self.num_lost > MOST_IDLE_LOSSES):
             self._alone |= dict.fromkeys([one.key for one in asked] or worker.episodes)
+
+
+def checked_tools(made: Mapping[str, Any]) -> list[Any] | None:
+    """Return an episode's own tools, None without. made: value of the reply to `make`. RequestError for wrong ones."""
+    try:
+        return None if made["tools"] is None else check_tools(made["tools"], "tools", ContentWarnings()) or []
+    except RequestError as error:
+        raise RequestError("tool_failed", f"the episode's {error.message}") from None
+
+
+def with_tools(
+    config: Config, records: Iterator[Conversation | BadLine], warn: Callable[[str], None]
+) -> Iterator[Conversation | BadLine]:
+    """Yield the records; for the first turns of live episodes, with --tools, with the tools of their episodes."""
+    if config.turns == "live":
+        whose = "of the lines; --tools gives those of the episodes" if config.tools is None else "that --tools gives"
+        warn(f"of live episodes only the first turns are known here, with the tools {whose}")
+    with opened_workers(config, None, warn) as workers:
+        for record in records:
+            if workers is not None and isinstance(record, Conversation):
+                try:
+                    if (tools := workers.tools_for(record.row)) is not None:
+                        record.tools = tools or None
+                except RequestError as error:
+                    record = BadLine(record.line, error, record.request_id(1), record.id, record.digest)
+            yield record
 
 
 @contextmanager

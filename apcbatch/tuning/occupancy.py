@@ -20,6 +20,7 @@ from apcbatch.config import Config
 from apcbatch.cores import find_memory, may_have_gpu
 from apcbatch.engine.memory import MemoryPlan, Use
 from apcbatch.engine.serving import LOOK_AHEAD
+from apcbatch.job.live import MOST_OPEN
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Plan
@@ -205,6 +206,11 @@ class Occupancy:
         snapshot_bytes, kv_bytes = peak.snapshots * footprint.state_bytes, peak.pages * footprint.page_bytes
         if self._policy != "planned":
             snapshot_bytes, kv_bytes = _kept(own, footprint, self._config.pool_size, kv_bytes)
+        episodes = min(forecast.requests * self._config.samples, MOST_OPEN) if self._config.turns == "live" else 0
+        if episodes:
+            tokens = forecast.prompt_tokens // max(1, forecast.requests) + self._answer_tokens()
+            snapshot_bytes = 2 * episodes * footprint.state_bytes
+            kv_bytes = episodes * -(-tokens // PAGE_TOKENS) * footprint.page_bytes
         return Use(
             requests=peak.requests,
             snapshot_bytes=snapshot_bytes,
@@ -212,6 +218,7 @@ class Occupancy:
             pass_tokens=peak.pass_tokens,
             window_tokens=self._window_tokens,
             input_tokens=forecast.unique_tokens + self._answer_tokens() * forecast.requests,
+            episodes=episodes,
         )
 
 

@@ -25,9 +25,9 @@ from apcbatch.engine.validation import check_request
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
 from apcbatch.job.feed import Feeder
-from apcbatch.job.inspection import FIRST_TURNS
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.references import References
+from apcbatch.job.tool_workers import with_tools
 from apcbatch.job.work import Failure
 from apcbatch.model.encoded import device_of_codes
 from apcbatch.model.families import load_model_config, state_layout
@@ -135,9 +135,7 @@ def survey(
             f"{config.origins['turns']} rollout: its prompts are built on answers that are not known yet; plan with "
             "--turns each, where the recorded answers stand in for them"
         )
-    if config.turns == "live":
-        warn(FIRST_TURNS)
-    records = open_source(inputs, LineOptions.of(config), warn=warn)
+    records = with_tools(config, open_source(inputs, LineOptions.of(config), warn=warn), warn)
     folder = locate_model(config.model)
     config = with_own_dtype(with_model_defaults(config, folder))
     model = load_model_config(folder)

@@ -242,7 +242,5 @@ def test_a_logprob_is_the_models_own_whatever_the_temperature(tiny_checkpoint: C
         raw, processed = answer(folder, **given), answer(folder, **given, processed_logprobs=True)
         assert raw.token_ids == processed.token_ids and raw.top_logprobs and processed.top_logprobs
         assert (raw.logprobs == processed.logprobs) == (changed == {"temperature": 0.0})
-        for token, logprob, likely in zip(
-            processed.token_ids, processed.logprobs, processed.top_logprobs, strict=True
-        ):
+        for token, logprob, likely in zip(processed.token_ids, processed.logprobs, processed.top_logprobs, strict=True):
             assert (token, logprob) in likely or logprob <= likely[-1][1]

@@ -534,8 +534,19 @@ def test_a_coroutine_that_blocks_fails_alone(live, monkeypatch):
     assert failed == {"e0"} and len(episodes(records)) == 8
 
 
-def test_other_commands_know_first_turns_alone(live, apcbatch):
-    """Fault: a plan of one turn passes for that of whole episodes."""
-    for command in ("plan", "show"):
-        done = apcbatch(command, "in.jsonl", "--turns", "live")
-        assert done.code == 0 and "only the first turns are known here" in done.stderr
+def test_other_commands_know_first_turns_alone(live, apcbatch, tmp_path):
+    """Faults: a plan of one turn passes for that of whole episodes; prompts without the episodes' tools; memory without
+    the episodes that are open."""
+    write_lines(tmp_path / "in.jsonl", [*[line(f"e{number}") for number in range(8)], line("x", kind="make")])
+    for options, words, has_tools in (((), "of the lines", False), (LIVE[2:4], "that --tools gives", True)):
+        done = apcbatch("show", "in.jsonl", "--turns", "live", "--json", *options)
+        assert done.code == 0 and f"only the first turns are known here, with the tools {words}" in done.stderr
+        assert ('"name": "add"' in json.loads(done.stdout)["text"]) == has_tools
+        done = apcbatch("plan", "in.jsonl", "--turns", "live", "--samples", 3, *options)
+        assert done.code == 0 and words in done.stderr
+        assert ("1 tool_failed" in done.stdout) == has_tools
+        assert f"two states of each of {24 if has_tools else 27} open episodes" in done.stdout.replace("\n", " ")
+    done = apcbatch("doctor", "--tools", "live_tools:Adder")
+    assert "live_tools:Adder can be loaded; of an empty line it makes no episode" in done.stdout
+    done = apcbatch("doctor", "--tools", "live_tools:Missing")
+    assert done.code == 1 and "AttributeError" in done.stdout
