@@ -36,13 +36,13 @@ from apcbatch.engine.serving import serve
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, TURNS, Turns
 from apcbatch.job.feed import Feeder
-from apcbatch.job.live import LiveFeeder, factory_name
+from apcbatch.job.live import LiveFeeder
 from apcbatch.job.opening import check_stop_tokens, make_engine
 from apcbatch.job.planning import with_measured_gain, work_source
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import error_record, line_of, result_record
 from apcbatch.job.references import EarlierAnswers, References
-from apcbatch.job.tool_workers import opened_workers
+from apcbatch.job.tool_workers import factory_name, opened_workers
 from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model

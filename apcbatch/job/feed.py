@@ -351,20 +351,11 @@ class Feeder:
         in Result."""
         if rollout.remaining:
             try:
-                answer = self._as_history(ticket, token_ids, stopped, stop_reason)
+                answer = as_history(self._renderer, ticket, token_ids, stopped, stop_reason)
                 _guarded(lambda: rollout.rollout.advance(*answer))
             except RequestError as error:
                 return error
         return None
-
-    def _as_history(
-        self, ticket: Ticket, token_ids: list[int], stopped: bool, stop_reason: int | str | None
-    ) -> tuple[list[int], bool, str | None]:
-        """Return the arguments of Rollout.advance: the answer, cut as in its record."""
-        # An answer that completes its grammar ends without a stop token: its last token is text.
-        has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
-        cut = cut_answer(self._renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
-        return token_ids[: cut.num_tokens], has_stop_token, None if cut.is_exact else cut.text
 
     def _fail_later_turns(self, rollout: OpenRollout, ticket: Ticket, error: RequestError) -> Iterator[Work | None]:
         """End a rollout at a turn without an answer, and fail all later turns for the same reason."""
@@ -481,6 +472,16 @@ class Feeder:
         )
         located = RequestError(error.code, error.message, record.line)
         return self._unless_answered(Failure(self._numbered(ticket), located))
+
+
+def as_history(
+    renderer: Renderer, ticket: Ticket, token_ids: list[int], stopped: bool, stop_reason: int | str | None
+) -> tuple[list[int], bool, str | None]:
+    """Return the arguments of Rollout.advance: an answer, cut as in its record."""
+    # An answer that completes its grammar ends without a stop token: its last token is text.
+    has_stop_token = stopped and stop_reason is None and token_ids[-1] in renderer.tokenizer.eos_token_ids
+    cut = cut_answer(renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
+    return token_ids[: cut.num_tokens], has_stop_token, None if cut.is_exact else cut.text
 
 
 def _with_constraint(work: Work) -> Work:

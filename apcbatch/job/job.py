@@ -22,8 +22,9 @@ from apcbatch.engine.serving import serve
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError, StoppedError
 from apcbatch.job.continuation import REPLACED, command_line, command_words, nothing_left
 from apcbatch.job.disk import Disk, write_file
+from apcbatch.job.episode_records import drop_stale
 from apcbatch.job.feed import Feeder
-from apcbatch.job.live import LiveFeeder, drop_stale
+from apcbatch.job.live import LiveFeeder
 from apcbatch.job.opening import OpenRun, check_paths, open_run
 from apcbatch.job.output import output_for
 from apcbatch.job.output_paths import STDOUT, check_summary, default_output, odd_names
@@ -337,8 +338,8 @@ class Job:
         if self._signals.exit_code is not None:
             live.drain()
         self._write_ended(opened, sink)
-        self._totals.idle_s, self._totals.restarted = live.idle_s, live.num_restarted
-        if live.num_restarted and isinstance(sink, FileSink):
+        self._totals.idle_s, self._totals.restarted = live.idle_s, live.stage.num_restarted
+        if live.stage.num_restarted and isinstance(sink, FileSink):
             drop_stale(sink)
 
     def _submit(self, work: Work, engine: JobEngine, sink: Sink) -> None:

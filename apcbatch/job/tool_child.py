@@ -1,6 +1,6 @@
 """Child side of tool_workers.py: run the episodes of the user's code, each in a thread of its own.
 
-A request and a reply are a length and JSON. The main thread reads requests and runs no code of an episode, so that it
+Requests and replies are lines of JSON. The main thread reads requests and runs no code of an episode, so that it
 answers while a tool hangs.
 """
 
@@ -12,8 +12,9 @@ import importlib
 import json
 import os
 import resource
+import select
 import signal
-import struct
+import socket
 import threading
 import traceback
 from collections.abc import Callable
@@ -22,67 +23,61 @@ from typing import Any
 
 from apcbatch.tools import SHOWN_CHARACTERS, EpisodeCode, ToolError
 
-HEAD = struct.Struct("<I")
 STACK_BYTES = 4 << 20  # of an episode's thread
 Request = dict[str, Any]
 Send = Callable[[Request, Any, "str | None"], None]
 
 
-def frame(value: dict[str, Any]) -> bytes:
-    """Return a request or reply as bytes. Not by orjson, since a call's arguments may have any integer and half of a
-    surrogate pair."""
-    data = json.dumps(value, default=str).encode()
-    return HEAD.pack(len(data)) + data
+def json_line(value: dict[str, Any]) -> bytes:
+    """Return a request or reply as a line. Not by orjson, since a call's arguments may have any integer."""
+    return json.dumps(value, default=str).encode() + b"\n"
 
 
-def main(requests: int, replies: int, life: int, memory: int, timeout: float) -> None:
-    """Answer requests from one pipe in another until the first ends. life: pipe that ends with the run. memory: limit
-    of the address space in bytes; 0 for none. timeout: of EpisodeCode. The first request names the factory."""
-    _end_with(life, (requests, replies))
+def main(number: int, memory: int, timeout: float) -> None:
+    """Answer the requests of a socket until the run ends. number: its descriptor. memory: limit of the address space in
+    bytes; 0 for none. timeout: of EpisodeCode. The first request names the factory."""
+    _end_with(number)
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each loop of coroutines has three
     threading.stack_size(STACK_BYTES)
-    lock = threading.Lock()
+    run, lock = socket.socket(fileno=number), threading.Lock()
 
     def send(request: Request, value: Any, error: str | None = None) -> None:
-        left = memoryview(frame({"op": request["op"], "value": value, "error": error}))
+        line = json_line({"op": request["op"], "value": value, "error": error})
         with lock:
-            while left:
-                left = left[os.write(replies, left) :]
+            run.sendall(line)
 
     episodes: dict[int, _Episode] = {}
     factory: Any = None
-    with os.fdopen(requests, "rb") as stream:
-        while len(head := stream.read(HEAD.size)) == HEAD.size:
-            request = json.loads(stream.read(*HEAD.unpack(head)))
-            key = request["key"]
-            try:
-                if request["do"] == "load":
-                    factory, digest = _load(*request["values"])
+    for line in run.makefile("rb"):
+        request = json.loads(line)
+        key, values = request["key"], request["values"]
+        try:
+            match request["do"]:
+                case "load":
+                    factory, digest = _load(*values)
                     send(request, digest)
-                elif request["do"] == "drop":
-                    episodes.pop(key).end(*request["values"])
+                case "drop":
+                    episodes.pop(key).end(*values)
                     send(request, None)
-                else:
-                    if request["do"] == "make":
+                case do:
+                    if do == "make":
                         episodes[key] = _Episode(factory, send, timeout)
                     episodes[key].queue.put(request)
-            except BaseException as error:  # of an import, or no memory for a thread
-                send(request, None, _reason(request, error))
-    os.killpg(0, signal.SIGKILL)
+        except BaseException as error:  # of an import, or no memory for a thread
+            send(request, None, _reason(request, error))
 
 
-def _end_with(life: int, others: tuple[int, ...]) -> None:
-    """Start a process that ends this process group as soon as the run has ended, even by SIGKILL."""
-    if os.fork():
-        os.close(life)
-        return
-    for descriptor in others:
-        os.close(descriptor)
-    os.read(life, 1)
-    os.killpg(0, signal.SIGKILL)
+def _end_with(run: int) -> None:
+    """Start a process that ends this process group as soon as the run has ended, even by SIGKILL. run: descriptor of a
+    socket whose other end the run has."""
+    if not os.fork():
+        poll = select.poll()
+        poll.register(run, 0)  # POLLHUP alone
+        poll.poll()
+        os.killpg(0, signal.SIGKILL)
 
 
 def _load(name: str) -> tuple[Any, str]:

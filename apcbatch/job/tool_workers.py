@@ -11,13 +11,14 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from apcbatch.data.input.messages import ContentWarnings
 from apcbatch.data.input.tools import check_tools
 from apcbatch.display import counted
 from apcbatch.errors import RequestError, UsageError
-from apcbatch.job.tool_child import HEAD, frame
+from apcbatch.job.tool_child import json_line
 from apcbatch.tools import call_clause, too_long
 
 TOOLS_LOG_SUFFIX = ".tools.log"
@@ -39,8 +40,7 @@ MOST_IDLE_LOSSES = 8  # of workers that end while none of their code is called
 MOST_WAIT_S = 0.2  # between two looks at whether workers live
 _HERE = str(Path(__file__).resolve().parents[2])
 _PROGRAM = (
-    "import sys; sys.path[:] = {path!r}; from apcbatch.job.tool_child import main; "
-    "main({requests}, {replies}, {life}, {memory}, {timeout})"
+    "import sys; sys.path[:] = {path!r}; from apcbatch.job.tool_child import main; main({number}, {memory}, {timeout})"
 )
 
 
@@ -67,119 +67,96 @@ class _Asked:
 
 
 class _Worker:
-    """A running worker. asked: op -> request without a reply. episodes: keys of its episodes. is_own: it has one
-    episode alone. is_loaded: it has imported the code."""
+    """A running worker. socket: requests and replies. asked: op -> request without a reply. episodes: keys of its
+    episodes. is_own: it has one episode alone. is_loaded: it has imported the code."""
 
-    def __init__(self, tools: ToolWorkers, is_own: bool) -> None:
-        (child_in, self._requests), (self.replies, child_out), (life, self._life) = os.pipe(), os.pipe(), os.pipe()
+    def __init__(self, config: Config, log: int, is_own: bool) -> None:
+        self.socket, theirs = socket.socketpair()
         paths = [_HERE, *(path for path in sys.path if path not in ("", os.getcwd())), os.getcwd()]
-        pipes = {"requests": child_in, "replies": child_out, "life": life}
-        program = _PROGRAM.format(path=paths, memory=tools.memory, timeout=tools.timeout, **pipes)
+        number, memory, timeout = theirs.fileno(), config.tool_memory or 0, config.tool_timeout
         # sets in one order, for results that --resume compares; one arena of memory for all threads
         settings = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
-        try:
+        with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", program],
+                [
+                    sys.executable,
+                    "-u",
+                    "-c",
+                    _PROGRAM.format(path=paths, number=number, memory=memory, timeout=timeout),
+                ],
                 stdin=subprocess.DEVNULL,
-                stdout=tools.log,
-                stderr=tools.log,
-                pass_fds=tuple(pipes.values()),
+                stdout=log,
+                stderr=log,
+                pass_fds=[number],
                 env=os.environ | settings,
                 start_new_session=True,
             )
-        except OSError:
-            self._close()
-            raise
-        finally:
-            for one in pipes.values():
-                os.close(one)
-        os.set_blocking(self._requests, False)
-        os.set_blocking(self.replies, False)
+        self.socket.setblocking(False)
         self.asked: dict[int, _Asked] = {}
         self.episodes: set[int] = set()
         self.is_own, self.is_loaded, self.is_broken = is_own, False, False
-        self._unsent, self._read = bytearray(), bytearray()
-        self.send(0, -1, "load", tools.factory)
+        self.unsent, self._read = bytearray(), bytearray()
+        self.send(0, -1, "load", config.tools)
 
     def send(self, op: int, key: int, do: str, *values: Any) -> None:
-        """Queue a request, and write what the pipe takes."""
-        self._unsent += frame({"op": op, "key": key, "do": do, "values": values})
+        """Queue a request, and write what the socket takes."""
+        self.unsent += json_line({"op": op, "key": key, "do": do, "values": values})
         self.write()
 
     def write(self) -> None:
-        """Write what the pipe takes. A worker that is gone is found by `values`."""
-        with suppress(BlockingIOError, BrokenPipeError):
-            while self._unsent:
-                del self._unsent[: os.write(self._requests, self._unsent)]
+        """Write what the socket takes. A worker that is gone is found by `replies`."""
+        with suppress(BlockingIOError, ConnectionError):
+            while self.unsent:
+                del self.unsent[: self.socket.send(self.unsent)]
 
-    def register(self, poll: select.poll) -> None:
-        """Register the events that this worker waits for."""
-        poll.register(self.replies, select.POLLIN)
-        if self._unsent:
-            poll.register(self._requests, select.POLLOUT)
-
-    def values(self, looks: bool) -> Iterator[dict[str, Any]]:
-        """Yield the replies that are there. Sets is_broken after the last one of a worker that has ended. looks: see
-        whether it has, even if another process holds its pipe."""
+    def replies(self, looks: bool) -> list[dict[str, Any]]:
+        """Return the replies that are there. Sets is_broken if they are the last of a worker that has ended. looks: see
+        whether it has, even if another process holds its socket."""
         has_ended = looks and self._process.poll() is not None
-        with suppress(BlockingIOError):
-            while data := os.read(self.replies, 1 << 16):
+        with suppress(BlockingIOError, ConnectionError):
+            while data := self.socket.recv(1 << 16):
                 self._read += data
-            self.is_broken = True
-        while len(self._read) >= HEAD.size:
-            end = HEAD.size + HEAD.unpack_from(self._read)[0]
-            if len(self._read) < end:
-                self.is_broken |= end > MOST_REPLY_BYTES
-                break
-            yield json.loads(self._read[HEAD.size : end])
-            del self._read[:end]
-        self.is_broken |= has_ended
+            has_ended = True
+        *lines, self._read = self._read.split(b"\n")
+        self.is_broken |= has_ended or len(self._read) > MOST_REPLY_BYTES
+        return [json.loads(line) for line in lines]
 
     def end(self) -> str:
         """Kill the process group, and return how the worker ended."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._close()
+        self.socket.close()
         status = self._process.wait()
         return f"by signal {-status}" if status < 0 else f"with exit status {status}"
 
-    def _close(self) -> None:
-        for one in (self._requests, self.replies, self._life):
-            os.close(one)
 
-
-@dataclass
 class ToolWorkers:
-    """The workers of one run. factory: as in --tools. number: most workers that share episodes. timeout: seconds of one
-    call. memory: limit of a worker in bytes, 0 for none. log: descriptor of the file that gets what the code prints.
+    """The workers of one run, with the options of a Config. log: descriptor of the file that gets what the code prints.
     num_lost: workers that ended before the run. digest: of the module's file."""
 
-    factory: str
-    number: int
-    timeout: float
-    memory: int
-    log: int
-    num_lost: int = 0
-    digest: str = ""
-    _workers: list[_Worker] = field(default_factory=list)
-    _places: dict[int, _Worker] = field(default_factory=dict)  # key -> worker
-    _alone: dict[int, str | None] = field(default_factory=dict)  # key that needs a worker of its own -> how that ended
-    _queue: deque[tuple[int, int, Sequence[Any]]] = field(default_factory=deque)  # of those, not made yet
-    _ready: list[Reply] = field(default_factory=list)
-    _op: int = 0
-    _looked: float = 0.0  # when the workers were last looked at
+    def __init__(self, config: Config, log: int) -> None:
+        self.num_lost = 0
+        self._config, self._log = config, log
+        self._workers: list[_Worker] = []
+        self._places: dict[int, _Worker] = {}  # key -> worker
+        self._alone: dict[int, str | None] = {}  # key that needs a worker of its own -> how that ended
+        self._queue: deque[tuple[int, int, Sequence[Any]]] = deque()  # of those, not made yet
+        self._ready: list[Reply] = []
+        self._op = 0
+        self._looked = 0.0  # when the workers were last looked at
+        self.digest = ""
 
     def open(self) -> None:
-        """Start the first worker, and set the digest of the module. UsageError if the factory cannot be loaded."""
+        """Start the first worker, and set the digest. UsageError if the factory cannot be loaded."""
         try:
             worker = self._start(False)
         except OSError as error:
             raise UsageError(f"a worker of --tools cannot be started: {error.strerror}") from None
-        worker.asked[0] = _Asked(-1, "the import", time.monotonic() + self.timeout + START_SECONDS)
+        worker.asked[0] = _Asked(-1, "the import", time.monotonic() + self._config.tool_timeout + START_SECONDS)
         reply = self._wait()
         if reply.error is not None:
             raise UsageError(
-                f"--tools {self.factory} cannot be used: {reply.error}; expected PACKAGE.MODULE:FACTORY, where "
+                f"--tools {self._config.tools} cannot be used: {reply.error}; expected PACKAGE.MODULE:FACTORY, where "
                 "FACTORY(row) returns an episode"
             )
         self.digest = reply.value
@@ -235,11 +212,11 @@ class ToolWorkers:
         """Return the replies that have come; wait for the first one at most that long."""
         end = time.monotonic() + seconds
         while True:
-            while self._queue and sum(worker.is_own for worker in self._workers) < self.number:
+            while self._queue and sum(worker.is_own for worker in self._workers) < self._config.tool_workers:
                 self._make(*self._queue.popleft(), lambda: self._start(True))
             poll = select.poll()
             for worker in self._workers:
-                worker.register(poll)
+                poll.register(worker.socket, select.POLLIN | select.POLLOUT * bool(worker.unsent))
             poll.poll(1000 * (0.0 if self._ready else max(0.0, min(end - time.monotonic(), MOST_WAIT_S))))
             now = time.monotonic()
             looks = now - self._looked > MOST_WAIT_S / 2
@@ -258,7 +235,7 @@ class ToolWorkers:
         self._workers.clear()
 
     def _start(self, is_own: bool) -> _Worker:
-        worker = _Worker(self, is_own)
+        worker = _Worker(self._config, self._log, is_own)
         self._workers.append(worker)
         return worker
 
@@ -266,7 +243,9 @@ class ToolWorkers:
         """Return the worker with the fewest episodes; a new one while there are fewer than `number`."""
         shared = [worker for worker in self._workers if not worker.is_own]
         best = min(shared, key=lambda worker: len(worker.episodes), default=None)
-        return self._start(False) if best is None or (best.episodes and len(shared) < self.number) else best
+        return (
+            self._start(False) if best is None or (best.episodes and len(shared) < self._config.tool_workers) else best
+        )
 
     def _make(self, key: int, op: int, values: Sequence[Any], choose: Callable[[], _Worker]) -> None:
         try:
@@ -279,13 +258,13 @@ class ToolWorkers:
 
     def _send(self, worker: _Worker, op: int, key: int, do: str, values: Sequence[Any]) -> None:
         calls = [call_clause(name) for name, _ in values[0]] if do == "call" else [do]
-        seconds = self.timeout * len(calls) + GRACE_SECONDS + START_SECONDS * (not worker.is_loaded)
+        seconds = self._config.tool_timeout * len(calls) + GRACE_SECONDS + START_SECONDS * (not worker.is_loaded)
         worker.asked[op] = _Asked(key, " or ".join(dict.fromkeys(calls)), time.monotonic() + seconds)
         worker.send(op, key, do, *values)
 
     def _take(self, worker: _Worker, looks: bool) -> None:
         """Take the replies of a worker. looks: end what has taken too long, too."""
-        for value in worker.values(looks):
+        for value in worker.replies(looks):
             worker.is_loaded = True
             if (asked := worker.asked.pop(value["op"], None)) is not None:
                 if asked.error is not None:
@@ -297,7 +276,7 @@ class ToolWorkers:
             if now < asked.deadline or worker.is_broken:
                 continue
             worker.is_broken = worker.is_own or asked.error is not None or op == 0
-            asked.error, asked.deadline = too_long(asked.what, self.timeout), now + DROP_SECONDS
+            asked.error, asked.deadline = too_long(asked.what, self._config.tool_timeout), now + DROP_SECONDS
             worker.send(op, asked.key, "drop", True)
         if worker.is_broken:
             self._lose(worker)
@@ -318,6 +297,18 @@ class ToolWorkers:
             self._alone |= dict.fromkeys(worker.episodes, f"its worker process ended {how} between two calls")
         elif not is_alone and (asked or self.num_lost > MOST_IDLE_LOSSES):
             self._alone |= dict.fromkeys([one.key for one in asked] or worker.episodes)
+
+
+def factory_name(tools: str | Callable[..., Any]) -> str:
+    """Return the name `PACKAGE.MODULE:FACTORY` of a factory. UsageError if workers could not import it by that."""
+    if isinstance(tools, str):
+        return tools
+    module, name = getattr(tools, "__module__", None), getattr(tools, "__qualname__", "<")
+    if module in (None, "__main__") or "<" in name:
+        raise UsageError(
+            f"tools is {name} of {module}, which the processes of tools cannot import; define it at the top of a module"
+        )
+    return f"{module}:{name}"
 
 
 def checked_tools(made: Mapping[str, Any]) -> list[Any] | None:
@@ -359,7 +350,7 @@ def opened_workers(config: Config, output: str | None, warn: Callable[[str], Non
         log = os.dup(2) if output is None else os.open(path, flags, 0o666)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; choose another -o") from None
-    workers = ToolWorkers(config.tools, config.tool_workers, config.tool_timeout, config.tool_memory or 0, log)
+    workers = ToolWorkers(config, log)
     try:
         workers.open()
         yield workers
