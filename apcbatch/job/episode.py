@@ -87,7 +87,7 @@ class Stage:
 class Episode:
     """An open episode. key: its number among all of the run. line: its conversation, which it does not change.
     ticket_of: turn -> its ticket. past: the turns that are recorded. attempt: how often it was begun, from 1. steps:
-    the generator. result: answer to the turn after `past`, whose tools have not answered yet."""
+    the generator. result: answer to the turn after `past`, whose tools have not answered yet. is_over: it is closed next."""
 
     def __init__(
         self,
@@ -102,6 +102,7 @@ class Episode:
     ) -> None:
         self.key, self.steps = key, self._play()
         self.result: Result | None = None
+        self.is_over = False
         self._stage, self._name, self._sample, self._line, self._ticket_of = stage, name, sample, line, ticket_of
         self._past, self._attempt_number, self._turn = past, attempt, 1
         self._transcript: list[Message] = []  # in OpenAI's form
@@ -116,11 +117,10 @@ class Episode:
 
     def _play(self) -> Generator[Request | None, Any, None]:
         """Play an episode to its end."""
-        is_over = False
-        while not is_over:
+        while not self.is_over:
             try:
                 yield from self._attempt()
-                is_over = True
+                self.is_over = True
             except _Lost:
                 continue
             except _Restart:
@@ -130,7 +130,7 @@ class Episode:
                     self.begin_anew()
                 else:
                     self._fail(raised)
-                    is_over = True
+                    self.is_over = True
             if self._stage.workers.has(self.key):
                 self._stage.workers.ask(self.key, "close")
                 yield None

@@ -248,7 +248,8 @@ class Job:
         self._begin(answers)
         self._describe(engine)
         self._signals.drain_on_first()
-        opened.renderer.tokenizer.check_stop = self._signals.check
+        if self._live is None:  # a live episode is not interrupted: its answers are still written
+            opened.renderer.tokenizer.check_stop = self._signals.check
         self._printer.begin_progress()
         is_first = True
         for results in serve(

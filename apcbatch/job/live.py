@@ -100,11 +100,12 @@ class LiveFeeder(Feeder):
         """Return the turns whose tools have answered, and the episodes that failed, since the last call."""
         ended, self.stage.ended = self.stage.ended, []
         self._num_handed_out += len(ended)
+        self.exhausted = self._is_read and not self._open and not self._ready
         return ended
 
     def drain(self) -> None:
         """Wait for the tools of the answers that are there, and begin no further turn."""
-        while any(episode.result is not None for episode in self._open.values()):
+        while any(episode.result is not None or episode.is_over for episode in self._open.values()):
             self._take_replies(WAIT_S)
 
     def follow_up(self, result: Result) -> list[Work]:
