@@ -205,12 +205,7 @@ class Config:
         60.0, "Live", "Seconds after which a call of your code is an error.", above=0, maximum=MOST_SECONDS
     )
     tool_memory: int | None = option(
-        None,
-        "Live",
-        "Maximum address space of a process that runs tools.",
-        "size",
-        minimum=1 << 26,
-        maximum=MOST_BYTES,
+        None, "Live", "Maximum address space of a process that runs tools.", "size", minimum=1 << 26, maximum=MOST_BYTES
     )
     max_turns: int = option(50, "Live", "Maximum answers of an episode.", minimum=1, maximum=MOST_TURNS)
     max_episode_tokens: int = option(

@@ -58,18 +58,12 @@ def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> GreedyTok
     return GreedyTokens(tokens, logprobs)
 
 
+Logits = npt.NDArray[np.float32]
 Likely = list[tuple[int, float]]
 
 
 def draw(
-    row: npt.NDArray[np.float32],
-    temperature: float,
-    top_k: int,
-    min_p: float,
-    top_p: float,
-    key: int,
-    step: int,
-    num_top: int = 0,
+    row: Logits, temperature: float, top_k: int, min_p: float, top_p: float, key: int, step: int, num_top: int = 0
 ) -> tuple[int, float, Likely]:
     """Draw one token from a row of logits (vocabulary,) float32. A logit of -infinity is never drawn. Return the token,
     its float32 log-probability in the restricted distribution, and (token, log-probability) of the num_top likeliest
@@ -125,7 +119,6 @@ def top_logprobs(row: npt.NDArray[np.float32], count: int) -> Likely:
     return list(zip(ids.tolist(), logprobs.tolist(), strict=True))
 
 
-Logits = npt.NDArray[np.float32]
 _LARGEST = np.finfo(np.float32).max
 
 

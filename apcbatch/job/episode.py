@@ -87,7 +87,8 @@ class Stage:
 class Episode:
     """An open episode. key: its number among all of the run. line: its conversation, which it does not change.
     ticket_of: turn -> its ticket. past: the turns that are recorded. attempt: how often it was begun, from 1. steps:
-    the generator. result: answer to the turn after `past`, whose tools have not answered yet. is_over: it is closed next."""
+    the generator. result: answer to the turn after `past`, whose tools have not answered yet. is_over: it is closed
+    next."""
 
     def __init__(
         self,

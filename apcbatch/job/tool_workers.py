@@ -240,12 +240,11 @@ class ToolWorkers:
         return worker
 
     def _choose(self) -> _Worker:
-        """Return the worker with the fewest episodes; a new one while there are fewer than `number`."""
+        """Return the worker with the fewest episodes; a new one while there are fewer than --tool-workers."""
         shared = [worker for worker in self._workers if not worker.is_own]
         best = min(shared, key=lambda worker: len(worker.episodes), default=None)
-        return (
-            self._start(False) if best is None or (best.episodes and len(shared) < self._config.tool_workers) else best
-        )
+        may_start = len(shared) < self._config.tool_workers
+        return self._start(False) if best is None or (best.episodes and may_start) else best
 
     def _make(self, key: int, op: int, values: Sequence[Any], choose: Callable[[], _Worker]) -> None:
         try:
@@ -323,9 +322,13 @@ def with_tools(
     config: Config, records: Iterator[Conversation | BadLine], warn: Callable[[str], None]
 ) -> Iterator[Conversation | BadLine]:
     """Yield the records; for the first turns of live episodes, with --tools, with the tools of their episodes."""
-    if config.turns == "live":
-        whose = "of the lines; --tools gives those of the episodes" if config.tools is None else "that --tools gives"
-        warn(f"of live episodes only the first turns are known here, with the tools {whose}")
+    if config.turns != "live":
+        if config.tools is not None:
+            raise UsageError(f"--tools needs --turns live, and {config.origins['turns']} {config.turns} calls no tools")
+        yield from records
+        return
+    whose = "of the lines; --tools gives those of the episodes" if config.tools is None else "that --tools gives"
+    warn(f"of live episodes only the first turns are known here, with the tools {whose}")
     with opened_workers(config, None, warn) as workers:
         for record in records:
             if workers is not None and isinstance(record, Conversation):

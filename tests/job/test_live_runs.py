@@ -548,6 +548,8 @@ def test_other_commands_know_first_turns_alone(live, apcbatch, tmp_path):
         assert done.code == 0 and words in done.stderr
         assert ("1 tool_failed" in done.stdout) == has_tools
         assert f"two states of each of {24 if has_tools else 27} open episodes" in done.stdout.replace("\n", " ")
+    done = apcbatch("plan", "in.jsonl", *LIVE[2:4])
+    assert done.code == 2 and "--tools needs --turns live" in done.stderr
     done = apcbatch("doctor", "--tools", "live_tools:Adder")
     assert "live_tools:Adder can be loaded; of an empty line it makes no episode" in done.stdout
     done = apcbatch("doctor", "--tools", "live_tools:Missing")
