@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,16 @@ class Base(Adder):
 
     def score(self, messages):
         return {"one": self.base.execute("select 1").fetchone()[0]}
+
+
+class Hanging(Adder):
+    """Starts a process, and never ends."""
+
+    def __init__(self, row):
+        other = os.fork()
+        with open("pids", "a") as file:
+            print(os.getpid(), file=file)
+        time.sleep(1000)
 
 
 class Blocking(Adder):
@@ -361,6 +372,27 @@ def test_an_episode_that_ends_its_worker_between_calls_is_found(live, tmp_path):
         assert found[name] == whole[name], name
     assert all(one["error"] is None or one["error"]["code"] == "tool_failed" for one in records.values())
     assert episodes(records)["x"][-1]["apcbatch"]["end"] is not None
+
+
+def is_gone(number):
+    """Whether a process has ended, even if nothing has waited for it."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.slow
+def test_processes_of_tools_end_with_a_run_that_is_killed(live, start, tmp_path):
+    """Fault: what the tools have started goes on without the run."""
+    process = start("run", "in.jsonl", *LIVE[:3], "live_tools:Hanging", "--tool-workers", 2)
+    pids = tmp_path / "pids"
+    while not (pids.exists() and pids.read_text().count("\n") == 16):
+        time.sleep(0.05)
+    assert not any(is_gone(number) for number in pids.read_text().split())
+    process.send(signal.SIGKILL)
+    while not all(is_gone(number) for number in pids.read_text().split()):
+        time.sleep(0.05)
 
 
 def test_functions_and_coroutines_of_an_episode_share_a_thread(live):
