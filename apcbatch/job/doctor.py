@@ -81,11 +81,11 @@ def _tools(config: Config) -> str:
     with opened_workers(config, None, lambda sentence: None) as workers:
         assert workers is not None
         try:
-            tools = workers.tools_for({})
+            names = [tool["function"]["name"] for tool in workers.tools_for({}) or ()]
+            made = f"the tools of an empty line's episode: {', '.join(names) or 'those of the line'}"
         except RequestError as error:
-            return f"{config.tools} can be loaded; of an empty line it makes no episode ({error.message})"
-    names = "those of the line" if tools is None else ", ".join(tool["function"]["name"] for tool in tools) or "none"
-    return f"{config.tools} can be loaded; the tools of an empty line's episode: {names}"
+            made = f"of an empty line it makes no episode ({error.message})"
+    return f"{config.tools} can be loaded; {made}"
 
 
 def _python() -> str:

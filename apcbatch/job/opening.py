@@ -104,23 +104,18 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
 
 def _check_live(config: Config) -> None:
     """Refuse --tools without --turns live, and the other way round, and what live episodes cannot run with."""
-    turns = f"{config.origins['turns']} {config.turns}"
     if (config.tools is None) == (config.turns == "live"):
-        missing = (
-            f"{turns} needs --tools PACKAGE.MODULE:FACTORY"
-            if config.tools is None
-            else f"--tools needs --turns live, and {turns} calls no tools"
+        raise UsageError(
+            "--turns live needs --tools PACKAGE.MODULE:FACTORY, and --tools needs --turns live; give both, or neither"
         )
-        raise UsageError(f"{missing}; give both, or neither")
-    if config.turns != "live":
-        return
     for name, reason in (
         ("ray", "tools run on the machine of the engine"),
         ("shard", "shards of episodes are not known"),
         ("draft_from", "its answers are not known by turns of episodes"),
     ):
-        if getattr(config, name) is not None:
-            raise UsageError(f"{config.origins[name]} cannot be used with {turns}: {reason}; leave one of them out")
+        if config.turns == "live" and getattr(config, name) is not None:
+            given = f"{config.origins[name]} cannot be used with {config.origins['turns']} live"
+            raise UsageError(f"{given}: {reason}; leave one of them out")
 
 
 def _check_shard(config: Config, inputs: Inputs, output: Output, has_own_file: bool) -> None:

@@ -339,12 +339,8 @@ def drop_unusable(sink: FileSink, answers: PreviousAnswers, retry_errors: bool) 
     records."""
     sink.cut_torn_line()
     changes = answers.changes
-    if (
-        not answers.num_torn
-        and not answers.has_dropped
-        and not answers.stale
-        and not (retry_errors and answers.num_retryable)
-    ):
+    drops = answers.num_torn or answers.has_dropped or answers.stale or (retry_errors and answers.num_retryable)
+    if not drops:
         return answers
 
     def wanted(offset: int, line: bytes) -> bool:

@@ -33,23 +33,23 @@ def json_line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, default=str).encode() + b"\n"
 
 
-def main(number: int, memory: int, timeout: float) -> None:
-    """Answer the requests of a socket until the run ends. number: its descriptor. memory: limit of the address space in
-    bytes; 0 for none. timeout: of EpisodeCode. The first request names the factory."""
-    _end_with(number)
+def main(run_number: int, memory: int, timeout: float) -> None:
+    """Answer the requests of a socket until the run ends. run_number: its descriptor. memory: limit of the address
+    space in bytes; 0 for none. timeout: of EpisodeCode. The first request names the factory."""
+    _end_with(run_number)
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each loop of coroutines has three
     threading.stack_size(STACK_BYTES)
-    run, lock = socket.socket(fileno=number), threading.Lock()
+    run, lock = socket.socket(fileno=run_number), threading.Lock()
 
     def send(request: Request, value: Any, error: str | None = None) -> None:
         line = json_line({"op": request["op"], "value": value, "error": error})
         with lock:
             run.sendall(line)
 
-    episodes: dict[int, _Episode] = {}
+    episodes: dict[int, tuple[threading.Thread, SimpleQueue[Request | None]]] = {}
     factory: Any = None
     for line in run.makefile("rb"):
         request = json.loads(line)
@@ -60,12 +60,19 @@ def main(number: int, memory: int, timeout: float) -> None:
                     factory, digest = _load(*values)
                     send(request, digest)
                 case "drop":
-                    episodes.pop(key).end(*values)
+                    thread, queue = episodes.pop(key)
+                    queue.put(None)
+                    if values[0]:  # its code took too long, and is interrupted where Python can do that
+                        number = ctypes.c_ulong(thread.ident or 0)
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
                     send(request, None)
                 case do:
                     if do == "make":
-                        episodes[key] = _Episode(factory, send, timeout)
-                    episodes[key].queue.put(request)
+                        queue = SimpleQueue()
+                        thread = threading.Thread(target=_play, args=(queue, factory, send, timeout), daemon=True)
+                        thread.start()
+                        episodes[key] = thread, queue
+                    episodes[key][1].put(request)
         except BaseException as error:  # of an import, or no memory for a thread
             send(request, None, _reason(request, error))
 
@@ -95,36 +102,22 @@ def _load(name: str) -> tuple[Any, str]:
     return found, digest
 
 
-class _Episode:
-    """An episode and its thread. queue: requests; None ends the thread."""
-
-    def __init__(self, factory: Any, send: Send, timeout: float) -> None:
-        self.queue: SimpleQueue[Request | None] = SimpleQueue()
-        self._factory, self._send, self._timeout = factory, send, timeout
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def end(self, hangs: bool) -> None:
-        """End the thread. hangs: its code took too long, and is interrupted where Python can do that."""
-        self.queue.put(None)
-        if hangs and (number := self._thread.ident) is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(number), ctypes.py_object(SystemExit))
-
-    def _run(self) -> None:
-        code: Any = None
-        while (request := self.queue.get()) is not None:
-            try:
-                if request["do"] == "make":
-                    row, sample = request["values"]
-                    code = EpisodeCode(self._factory, row, sample, self._timeout)
-                    value: Any = {"tools": code.tools, "replay": code.replay}
-                else:
-                    value = getattr(code, request["do"])(*request["values"])
-            except BaseException as error:
-                traceback.print_exc()  # to the log
-                self._send(request, None, _reason(request, error))
+def _play(queue: SimpleQueue[Request | None], factory: Any, send: Send, timeout: float) -> None:
+    """Answer the requests of one episode, in its thread; None ends it."""
+    code: Any = None
+    while (request := queue.get()) is not None:
+        try:
+            if request["do"] == "make":
+                row, sample = request["values"]
+                code = EpisodeCode(factory, row, sample, timeout)
+                value: Any = {"tools": code.tools, "replay": code.replay}
             else:
-                self._send(request, value, None)
+                value = getattr(code, request["do"])(*request["values"])
+        except BaseException as error:
+            traceback.print_exc()  # to the log
+            send(request, None, _reason(request, error))
+        else:
+            send(request, value, None)
 
 
 def _reason(request: Request, error: BaseException) -> str:

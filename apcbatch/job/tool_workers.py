@@ -57,11 +57,12 @@ class Reply:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request without a reply. what: clause that names its code. deadline: monotonic time. error: the sentence, once
-    it has taken too long and the worker was asked to drop its episode."""
+    """A request without a reply. what: clause that names its code. limit: seconds. deadline: monotonic time. error: the
+    sentence, once it has taken too long and the worker was asked to drop its episode."""
 
     key: int
     what: str
+    limit: float
     deadline: float
     error: str | None = None
 
@@ -152,7 +153,8 @@ class ToolWorkers:
             worker = self._start(False)
         except OSError as error:
             raise UsageError(f"a worker of --tools cannot be started: {error.strerror}") from None
-        worker.asked[0] = _Asked(-1, "the import", time.monotonic() + self._config.tool_timeout + START_SECONDS)
+        limit = self._config.tool_timeout + START_SECONDS
+        worker.asked[0] = _Asked(-1, "the import", limit, time.monotonic() + limit)
         reply = self._wait()
         if reply.error is not None:
             raise UsageError(
@@ -257,20 +259,23 @@ class ToolWorkers:
 
     def _send(self, worker: _Worker, op: int, key: int, do: str, values: Sequence[Any]) -> None:
         calls = [call_clause(name) for name, _ in values[0]] if do == "call" else [do]
-        seconds = self._config.tool_timeout * len(calls) + GRACE_SECONDS + START_SECONDS * (not worker.is_loaded)
-        worker.asked[op] = _Asked(key, " or ".join(dict.fromkeys(calls)), time.monotonic() + seconds)
+        limit = self._config.tool_timeout * len(calls) + GRACE_SECONDS
+        deadline = time.monotonic() + limit + START_SECONDS * (not worker.is_loaded)
+        worker.asked[op] = _Asked(key, " or ".join(dict.fromkeys(calls)), limit, deadline)
         worker.send(op, key, do, *values)
 
     def _take(self, worker: _Worker, looks: bool) -> None:
         """Take the replies of a worker. looks: end what has taken too long, too."""
+        now = time.monotonic()
         for value in worker.replies(looks):
+            for one in () if worker.is_loaded else worker.asked.values():
+                one.deadline = now + one.limit
             worker.is_loaded = True
             if (asked := worker.asked.pop(value["op"], None)) is not None:
                 if asked.error is not None:
                     self._places.pop(asked.key, None)
                     worker.episodes.discard(asked.key)
                 self._ready.append(Reply(asked.key, value["value"], asked.error or value["error"]))
-        now = time.monotonic()
         for op, asked in list(worker.asked.items()) if looks else ():
             if now < asked.deadline or worker.is_broken:
                 continue
