@@ -430,6 +430,7 @@ def test_retrying_errors_begins_episodes_anew(live, tmp_path):
         (("--turns", "each", "--tools", "live_tools:Adder"), 2, "--tools needs --turns live"),
         (("--ray", "local"), 2, "--ray cannot be used with --turns live"),
         (("--shard", "1/2"), 2, "--shard cannot be used with --turns live"),
+        (("--draft-from", "in.jsonl"), 2, "--draft-from cannot be used with --turns live"),
         (("--score",), 2, "scores recorded answers"),
         (("--tools", "live_tools:Missing"), 2, "--tools live_tools:Missing cannot be used: AttributeError"),
         (("--tools", "no_such_module:Adder"), 2, "ModuleNotFoundError"),
