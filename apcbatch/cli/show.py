@@ -98,7 +98,7 @@ def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
 
 def _show_episode(outs: tuple[str, ...], name: str, as_json: bool) -> int:
     """Print what an OUT has of a live episode."""
-    from apcbatch.job.episode_records import read_episode
+    from apcbatch.job.live import read_episode
     from apcbatch.job.out_file import find_out
 
     if len(outs) != 1:

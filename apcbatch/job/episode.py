@@ -84,37 +84,37 @@ class Stage:
     num_restarted: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Episode:
     """An open episode. key: its number among all of the run. line: its conversation, which it does not change.
-    ticket_of: turn -> its ticket. past: the turns that are recorded. attempt: how often it was begun, from 1. steps:
-    the generator. result: answer to the turn after `past`, whose tools have not answered yet. is_over: it is closed
-    next."""
+    ticket_of: turn -> its ticket. past: the turns that are recorded. attempt: how often it was begun, from 1. result:
+    answer to the turn after `past`, whose tools have not answered yet. is_over: it is closed next. transcript: messages
+    in OpenAI's form. steps: the generator."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        key: int,
-        name: str,
-        sample: int,
-        line: Conversation,
-        ticket_of: Callable[[int], Ticket],
-        past: list[Answered],
-        attempt: int,
-    ) -> None:
-        self.key, self.steps = key, self._play()
-        self.result: Result | None = None
-        self.is_over = False
-        self._stage, self._name, self._sample, self._line, self._ticket_of = stage, name, sample, line, ticket_of
-        self._past, self._attempt_number, self._turn = past, attempt, 1
-        self._transcript: list[Message] = []  # in OpenAI's form
-        self._is_made = False
-        stage.num_making += 1
+    stage: Stage
+    key: int
+    name: str
+    sample: int
+    line: Conversation
+    ticket_of: Callable[[int], Ticket]
+    past: list[Answered]
+    attempt: int
+    turn: int = 1
+    result: Result | None = None
+    is_over: bool = False
+    is_made: bool = False
+    transcript: list[Message] = field(default_factory=list)
+    steps: Generator[Request | None, Any, None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = self._play()
+        self.stage.num_making += 1
 
     def begin_anew(self) -> None:
         """Forget what is recorded."""
-        self._stage.num_restarted += 1
-        self._attempt_number += 1
-        self._past, self.result = [], None
+        self.stage.num_restarted += 1
+        self.attempt += 1
+        self.past, self.result = [], None
 
     def _play(self) -> Generator[Request | None, Any, None]:
         """Play an episode to its end."""
@@ -127,77 +127,76 @@ class Episode:
             except _Restart:
                 self.begin_anew()
             except Exception as raised:  # only this episode fails, even from a fault of this program
-                if self._turn <= len(self._past):  # of a call that was made again
+                if self.turn <= len(self.past):  # of a call that was made again
                     self.begin_anew()
                 else:
                     self._fail(raised)
                     self.is_over = True
-            if self._stage.workers.has(self.key):
-                self._stage.workers.ask(self.key, "close")
+            if self.stage.workers.has(self.key):
+                self.stage.workers.ask(self.key, "close")
                 yield None
-            self._stage.workers.drop(self.key)
+            self.stage.workers.drop(self.key)
         self._note_made()
 
     def _fail(self, raised: Exception) -> None:
         error = raised if isinstance(raised, RequestError) else RequestError("internal", f"{raised!r}")
-        ticket = self._ticket_of(self._turn)
-        ticket = replace(ticket, live=self._fields | {"end": "error", "transcript": list(self._transcript)})
-        self._stage.ended.append(Failure(ticket, RequestError(error.code, error.message, ticket.line)))
+        ticket = self.ticket_of(self.turn)
+        ticket = replace(ticket, live=self._fields | {"end": "error", "transcript": list(self.transcript)})
+        self.stage.ended.append(Failure(ticket, RequestError(error.code, error.message, ticket.line)))
         self.result = None
 
     @property
     def _fields(self) -> dict[str, Any]:
-        return {"episode": self._name, "attempt": self._attempt_number}
+        return {"episode": self.name, "attempt": self.attempt}
 
     def _note_made(self) -> None:
         """Note that the episode's code is made, or never will be."""
-        self._stage.num_making -= not self._is_made
-        self._is_made = True
+        self.stage.num_making -= not self.is_made
+        self.is_made = True
 
     def _attempt(self) -> Generator[Request | None, Any, None]:
         """Play an episode from its begin; _Restart if what is recorded does not fit. RequestError ends it."""
-        line = self._line
-        self._turn = 1
-        self._transcript = [_shown(message) for message in line.messages]
-        made = yield from self._asked("make", line.row, self._sample)
+        self.turn, line = 1, self.line
+        self.transcript = [_shown(message) for message in line.messages]
+        made = yield from self._asked("make", line.row, self.sample)
         self._note_made()
-        if (self._past or self.result is not None) and not made["replay"]:
+        if (self.past or self.result is not None) and not made["replay"]:
             raise _Restart
         tools = line.tools if made["tools"] is None else checked_tools(made)
         conversation = replace(line, messages=list(line.messages), tools=tools or None)
-        history = LiveHistory(self._stage.renderer, conversation, self._stage.config.history == "tokens")
+        history = LiveHistory(self.stage.renderer, conversation, self.stage.config.history == "tokens")
         num_unread = 0
-        for self._turn in count(1):
+        for self.turn in count(1):
             sampled, end = list(history.sampled), None
             request = self._request_of(conversation, history)
             known, ticket = (yield from self._answered(request)), request.tag.ticket
             del request
             answer = history.take(
-                *as_history(self._stage.renderer, ticket, known.token_ids.tolist(), known.stopped, known.stop_reason)
+                *as_history(self.stage.renderer, ticket, known.token_ids.tolist(), known.stopped, known.stop_reason)
             )
-            self._transcript.append(_said(answer))
+            self.transcript.append(_said(answer))
             is_unread = any(warning.kind == "unread_call" for warning in answer.warnings)
             num_unread = num_unread + 1 if is_unread else 0
             appended, used = yield from self._respond(answer, tools or [], is_unread)
             digest = hashlib.sha256(orjson.dumps(appended)).hexdigest()[:32]
-            is_recorded = self._turn <= len(self._past)
-            if is_recorded and self._past[self._turn - 1].appended_digest != digest:
+            is_recorded = self.turn <= len(self.past)
+            if is_recorded and self.past[self.turn - 1].appended_digest != digest:
                 raise _Restart
-            self._transcript += appended
+            self.transcript += appended
             if not appended:
                 end = "done"
             elif num_unread >= MOST_UNREAD:
                 end = "error"
-            elif self._turn >= self._stage.config.max_turns:
+            elif self.turn >= self.stage.config.max_turns:
                 end = "max_turns"
             else:
                 history.extend(appended)
-                end = "context" if len(history.prompt.token_ids) >= self._stage.config.max_request_tokens else None
+                end = "context" if len(history.prompt.token_ids) >= self.stage.config.max_request_tokens else None
             if is_recorded and end is not None:
                 raise _Restart
             score = None
             if end is not None:
-                score = _checked_score((yield from self._asked("score", self._transcript)))
+                score = _checked_score((yield from self._asked("score", self.transcript)))
             if not is_recorded:
                 fields = {"appended": appended, "appended_digest": digest, "tools": used, "sampled": sampled}
                 self._end_turn(fields | {"end": end, "score": score})
@@ -206,8 +205,8 @@ class Episode:
 
     def _answered(self, request: Request) -> Generator[Request, Result, Answered]:
         """Return the answer to a request: the recorded one, or the engine's."""
-        if self._turn <= len(self._past):
-            known = self._past[self._turn - 1]
+        if self.turn <= len(self.past):
+            known = self.past[self.turn - 1]
             if known.request_digest != request.tag.ticket.request_digest:
                 raise _Restart
             return known
@@ -222,16 +221,16 @@ class Episode:
         """Hand out a turn whose tools have answered. fields: of its record."""
         result, self.result = self.result, None
         assert result is not None
-        self._past.append(Answered.of_result(result, fields["appended_digest"]))
+        self.past.append(Answered.of_result(result, fields["appended_digest"]))
         ticket = replace(result.tag.ticket, live=self._fields | fields)
-        self._stage.ended.append(replace(result, tag=replace(result.tag, ticket=ticket)))
+        self.stage.ended.append(replace(result, tag=replace(result.tag, ticket=ticket)))
 
     def _request_of(self, conversation: Conversation, history: LiveHistory) -> Request:
-        ticket = self._ticket_of(self._turn)
+        ticket = self.ticket_of(self.turn)
         request = make_request(
-            self._stage.config, self._stage.renderer, ticket, conversation, history.prompt, self, keep_answer=True
+            self.stage.config, self.stage.renderer, ticket, conversation, history.prompt, self, keep_answer=True
         )
-        room = self._stage.config.max_request_tokens - len(request.token_ids)
+        room = self.stage.config.max_request_tokens - len(request.token_ids)
         request.max_tokens = max(1, min(request.max_tokens, room))
         if request.constraint is not None:
             request.constraint()  # RequestError for a bad grammar
@@ -239,9 +238,9 @@ class Episode:
 
     def _asked(self, do: str, *values: Any) -> Generator[None, Reply, Any]:
         """Return what the episode's code replies; RequestError with the sentence of its error."""
-        if do != "make" and not self._stage.workers.has(self.key):
+        if do != "make" and not self.stage.workers.has(self.key):
             raise _Lost
-        self._stage.workers.ask(self.key, do, *values)
+        self.stage.workers.ask(self.key, do, *values)
         reply = yield None
         if reply.is_lost:
             raise _Lost
@@ -264,14 +263,14 @@ class Episode:
                 text, is_cut, seconds = next(results)
             if is_cut:
                 error = f"cut at {MOST_RESULT_BYTES:,} bytes"
-                self._stage.renderer.warn_once(
-                    "tool result", f"{self._name}: the result of {call.name} is {error}, and others like it"
+                self.stage.renderer.warn_once(
+                    "tool result", f"{self.name}: the result of {call.name} is {error}, and others like it"
                 )
             appended.append(tool_message(call.id, text))
             used.append({"name": call.name, "seconds": round(seconds, 6), "error": error})
         if is_unread:
             appended.append({"role": "user", "content": UNREAD_CALL})
-        elif not answer.calls and (said := (yield from self._asked("next", self._transcript))) is not None:
+        elif not answer.calls and (said := (yield from self._asked("next", self.transcript))) is not None:
             appended.append(said)
         return appended, used
 

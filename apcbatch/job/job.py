@@ -22,9 +22,8 @@ from apcbatch.engine.serving import serve
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError, StoppedError
 from apcbatch.job.continuation import REPLACED, command_line, command_words, nothing_left
 from apcbatch.job.disk import Disk, write_file
-from apcbatch.job.episode_records import drop_stale
 from apcbatch.job.feed import Feeder
-from apcbatch.job.live import LiveFeeder
+from apcbatch.job.live import LiveFeeder, drop_stale
 from apcbatch.job.opening import OpenRun, check_paths, open_run
 from apcbatch.job.output import output_for
 from apcbatch.job.output_paths import STDOUT, check_summary, default_output, odd_names

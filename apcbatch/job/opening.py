@@ -28,7 +28,6 @@ from apcbatch.data.template_options import ChatOptions
 from apcbatch.data.tokenization.no_tokenizer import check_first
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
-from apcbatch.job.episode_records import stale_records
 from apcbatch.job.feed import Feeder
 from apcbatch.job.input_changes import InputChanges, MovedLines
 from apcbatch.job.live import stale_records
