@@ -103,17 +103,23 @@ def _show_episode(outs: tuple[str, ...], name: str, as_json: bool) -> int:
 
     if len(outs) != 1:
         raise UsageError("--episode reads one OUT; give that alone")
-    messages, last = read_episode(name, (line for _, line in find_out(outs[0]).read()))
+    lines: list[str] = []
+    try:
+        messages, last = read_episode(name, (line for _, line in find_out(outs[0]).read()))
+        for message in messages:
+            lines.append(f"{message['role']}: {message.get('content') or ''}".rstrip())
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            lines += [f"  calls {call['name']}({call['arguments']})" for call in calls]
+    except (AttributeError, LookupError, TypeError):
+        raise UsageError(f"the records of episode {name!r} are not as this program writes them") from None
     ours, error = last["apcbatch"], last["error"]
     end, score = ours.get("end"), ours.get("score")
     if as_json:
         found = {"episode": name, "line": last["line"], "messages": messages, "end": end, "score": score}
         echo_json(json_document(found))
         return EXIT_OK
-    for message in messages:
-        echo(f"{message['role']}: {message.get('content') or ''}".rstrip())
-        for call in message.get("tool_calls") or ():
-            echo(f"  calls {call['function']['name']}({call['function']['arguments']})")
+    for line in lines:
+        echo(line)
     echo("not finished" if end is None else f"ended: {end}" if score is None else f"ended: {end}, score {score}")
     where = f"the messages before these are in line {last['line']} of INPUT"
     echo(where if error is None else f"{error['code']}: {error['message']}")

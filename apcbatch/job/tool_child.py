@@ -123,5 +123,5 @@ def _play(queue: SimpleQueue[Request | None], factory: Any, send: Send, timeout:
 def _reason(request: Request, error: BaseException) -> str:
     if isinstance(error, ToolError):
         return str(error)
-    what = "" if request["do"] == "load" else f"{request['do']} raised "
+    what = "" if request["do"] == "load" else f"{request['do'].replace('make', 'the factory')} raised "
     return f"{what}{type(error).__name__}: {error!s:.{SHOWN_CHARACTERS}}"

@@ -258,7 +258,7 @@ class ToolWorkers:
         self._send(worker, op, key, "make", values)
 
     def _send(self, worker: _Worker, op: int, key: int, do: str, values: Sequence[Any]) -> None:
-        calls = [call_clause(name) for name, _ in values[0]] if do == "call" else [do]
+        calls = [call_clause(name) for name, _ in values[0]] if do == "call" else [do.replace("make", "the factory")]
         limit = self._config.tool_timeout * len(calls) + GRACE_SECONDS
         deadline = time.monotonic() + limit + START_SECONDS * (not worker.is_loaded)
         worker.asked[op] = _Asked(key, " or ".join(dict.fromkeys(calls)), limit, deadline)

@@ -53,6 +53,8 @@ class Adder(Tools):
             raise ValueError("no")
         if self.kind == "timer":
             threading.Timer(0.3, os._exit, [7]).start()
+        if self.kind == "slow":
+            time.sleep(100)
 
     def call(self, name, arguments):
         print("called", self.row["id"])
@@ -228,6 +230,7 @@ def test_the_order_of_tools_changes_nothing(live, monkeypatch, options):
 
 HOSTILE = {
     "make": "the factory raised ValueError: no",
+    "slow": "the factory took more than 1 s (--tool-timeout)",
     "raise": "call('add') raised KeyError: 'x'",
     "hang": "call('add') took more than 1 s (--tool-timeout)",
     "busy": "call('add') took more than 1 s (--tool-timeout)",
@@ -501,8 +504,9 @@ def test_async_calls_of_one_answer_run_side_by_side(live):
     assert len(set(results)) == 1, "both were under way at once"
 
 
-def test_a_transcript_is_shown(live, apcbatch):
-    """Fault: messages in another order, of another episode, or of an attempt that was given up."""
+def test_a_transcript_is_shown(live, apcbatch, tmp_path):
+    """Fault: messages in another order, of another episode, or of an attempt that was given up; a traceback for an OUT
+    that was edited."""
     _, records = live()
     name, turns = next((name, turns) for name, turns in episodes(records).items() if len(turns) > 2)
     done = apcbatch("show", "out.jsonl", "--episode", name, "--json")
@@ -515,6 +519,15 @@ def test_a_transcript_is_shown(live, apcbatch):
     assert sum(line.startswith("  calls ") for line in shown) == sum(len(one["tool_calls"]) for one in said)
     none = apcbatch("show", "out.jsonl", "--episode", "nobody")
     assert none.code == 2 and "no episode 'nobody'" in none.stderr
+    text = (tmp_path / "out.jsonl").read_text()
+    for old, new, words in (
+        ('"appended":[', '"appended":[5,', "are not as this program writes them"),
+        ('"attempt":1', '"attempt":"x"', "no episode"),
+        ('"tool_calls":[{', '"tool_calls":[5,{', "are not as this program writes them"),
+    ):
+        (tmp_path / "odd.jsonl").write_text(text.replace(old, new))
+        odd = apcbatch("show", "odd.jsonl", "--episode", name)
+        assert odd.code == 2 and words in odd.stderr
 
 
 @pytest.mark.parametrize("history", ["template", "tokens"])
