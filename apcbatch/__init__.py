@@ -1,9 +1,8 @@
 """apcbatch: offline batch inference for agentic multi-turn workloads on recurrent and hybrid models.
 
 The Python surface is `LLM` and `Answer` for conversations and text, `Tools` for the tools of live episodes, and
-`Engine`, `Request` and `Result` for token ids.
-These but the types are imported on first use, so `import apcbatch` and the command line's help load neither torch nor
-asyncio.
+`Engine`, `Request` and `Result` for token ids. `LLM`, `Tools` and `Engine` are imported on first use, so
+`import apcbatch` and the command line's help load neither torch nor asyncio.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 settle_thread_waiting()  # before anything below this package loads torch
 
 __all__ = ["LLM", "Answer", "Engine", "Request", "Result", "Tools", "__version__"]
-
-
 _LAZY = {"Engine": "apcbatch.engine.engine", "LLM": "apcbatch.llm", "Tools": "apcbatch.tools"}
 
 
