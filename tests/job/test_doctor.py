@@ -245,7 +245,7 @@ def test_every_check_is_made_and_each_failure_is_a_line(monkeypatch: pytest.Monk
 
     for name, error in errors.items():
         monkeypatch.setattr(doctor, name, check_of(error))
-    config: Any = SimpleNamespace(device="cpu", gpus=1, store=None)
+    config: Any = SimpleNamespace(device="cpu", gpus=1, store=None, tools=None)
     found = [(one.name, one.ok, one.text) for one in doctor.examine(config)]
     again = f"; fix: {doctor.REINSTALL}"
     assert found == [
