@@ -146,6 +146,7 @@ RECORD: tuple[Key, ...] = (
         "apcbatch.episode", "string", "of a live episode: its line's `id`, and its number behind a `/` with `--samples`"
     ),
     Key("apcbatch.attempt", "integer", "of a live episode: 1, and one more each time that it was begun anew"),
+    Key("apcbatch.history", "string", "of a live episode: `--history`"),
     Key("apcbatch.appended", "list of objects", "of a live episode: the messages behind this answer"),
     Key("apcbatch.appended_digest", "string", "their SHA-256, cut, for `--resume`"),
     Key("apcbatch.tools", "list", "of a live episode: one entry for each call in the answer"),

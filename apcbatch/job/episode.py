@@ -147,7 +147,7 @@ class Episode:
 
     @property
     def _fields(self) -> dict[str, Any]:
-        return {"episode": self.name, "attempt": self.attempt}
+        return {"episode": self.name, "attempt": self.attempt, "history": self.stage.config.history}
 
     def _note_made(self) -> None:
         """Note that the episode's code is made, or never will be."""

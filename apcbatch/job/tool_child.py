@@ -18,6 +18,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -40,7 +41,8 @@ def main(run_number: int, memory: int, timeout: float) -> None:
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each loop of coroutines has three
+    with suppress(ValueError, OSError):  # of a system that has no such number
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each loop of coroutines has three
     threading.stack_size(STACK_BYTES)
     run, lock = socket.socket(fileno=run_number), threading.Lock()
 
