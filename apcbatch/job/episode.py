@@ -88,8 +88,9 @@ class Stage:
 class Episode:
     """An open episode. key: its number among all of the run. line: its conversation, which it does not change.
     ticket_of: turn -> its ticket. past: the turns that are recorded. attempt: how often it was begun, from 1. result:
-    answer to the turn after `past`, whose tools have not answered yet. is_over: it is closed next. transcript: messages
-    in OpenAI's form. steps: the generator."""
+    answer to the turn after `past`, whose tools have not answered yet. is_over: it is closed next. failed_again: it
+    failed while it was played again, and was begun anew; the next time it ends. transcript: messages in OpenAI's form.
+    steps: the generator."""
 
     stage: Stage
     key: int
@@ -103,6 +104,7 @@ class Episode:
     result: Result | None = None
     is_over: bool = False
     is_made: bool = False
+    failed_again: bool = False
     transcript: list[Message] = field(default_factory=list)
     steps: Generator[Request | None, Any, None] = field(init=False)
 
@@ -127,11 +129,14 @@ class Episode:
             except _Restart:
                 self.begin_anew()
             except Exception as raised:  # only this episode fails, even from a fault of this program
-                if self.turn <= len(self.past):  # of a call that was made again
+                is_again = self.turn <= len(self.past)  # of a call that was made again
+                if is_again:
                     self.begin_anew()
-                else:
+                    self.turn = 1
+                if not is_again or self.failed_again:
                     self._fail(raised)
                     self.is_over = True
+                self.failed_again |= is_again
             if self.stage.workers.has(self.key):
                 self.stage.workers.ask(self.key, "close")
                 yield None
