@@ -22,7 +22,7 @@ from tools.make_cli_docs import commands
 from tools.output_keys import SUMMARY
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 TEST = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
 PATH = re.compile(r"`((?:apcbatch|benchmarks|configs|csrc|docs|examples|tests|tools|\.ci)/[\w./-]*)(?:::([\w.]+))?`")
 ANCHOR = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
