@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from examples.desk.desk import SCHEMAS, TODAY, Desk
 from tests.chats import read_records
 
 DESK = Path(__file__).parents[1] / "examples" / "desk"
+ROLLOUTS = DESK.parents[1] / "docs" / "rollouts.md"
 DEMO = ("--model", "demo", "--device", "cpu", "-q")
 TASKS = [json.loads(line) for line in (DESK / "tasks.jsonl").open(encoding="utf-8")]
 OPENED = {"return": "open_return", "claim": "open_claim"}
@@ -118,11 +123,13 @@ def test_what_cannot_be_done_is_a_sentence():
 
 
 @pytest.mark.slow
-def test_the_bundled_model_calls_the_tools(tmp_path, monkeypatch):
-    """Wording, or names of tools, that leave the page's command with less than the page says."""
+def test_the_bundled_model_calls_the_tools_and_its_tokens_train(tmp_path, monkeypatch):
+    """Wording, or names of tools, that leave the page's command with less than the page says, a script of the page on
+    rollouts that marks a token that was not sampled or leaves one out, or an answer that later prompts do not have."""
     monkeypatch.chdir(DESK)
     command = ("run", "tasks.jsonl", "--turns", "live", "--tools", "desk:Desk", "--dtype", "float32", *DEMO)
-    assert main([*command, "-o", str(tmp_path / "out.jsonl")]) == 0
+    assert main([*command, "-o", str(tmp_path / "out.jsonl"), "--token-ids"]) == 0
+    monkeypatch.chdir(tmp_path)
     records = read_records(tmp_path / "out.jsonl")
     ends = {one["apcbatch"]["episode"]: one["apcbatch"] for one in records if one["apcbatch"]["end"]}
     assert [end["end"] for end in ends.values()] == ["done"] * len(TASKS)
@@ -136,3 +143,14 @@ def test_the_bundled_model_calls_the_tools(tmp_path, monkeypatch):
     page = " ".join((DESK / "README.md").read_text(encoding="utf-8").split())
     assert f"the result of a tool in {len(called)} of the 40 episodes and solves {len(solved)}." in page
     assert len(called) >= len(TASKS) // 2
+
+    [script] = re.findall(r"^```python\n(# out.jsonl ->.*?)^```", ROLLOUTS.read_text(encoding="utf-8"), re.M | re.S)
+    subprocess.run([sys.executable, "-c", script], check=True)
+    sampled: dict[str, list[int]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: record["turn"]):
+        sampled[record["apcbatch"]["episode"]] += record["apcbatch"]["completion_token_ids"]
+    trained = read_records(tmp_path / "training.jsonl")
+    assert {one["id"] for one in trained} == solved
+    for one in trained:
+        tokens = zip(one["token_ids"], one["loss_mask"], strict=True)
+        assert [token for token, is_sampled in tokens if is_sampled] == sampled[one["id"]], one["id"]
