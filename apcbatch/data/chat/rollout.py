@@ -29,9 +29,9 @@ class Rollout:
     """The requests of one conversation, one after the other. A `batch` line, or one that continues its last message,
     has a single request.
 
-    prompt: prompt of the current request. sampled: its parts [begin, end) that are generated tokens. num_turns: number
-    of requests. To resume after a kill, call `advance` with each answer in OUT. RequestError if the first
-    prompt cannot be made.
+    prompt: prompt of the current request. sampled: its parts [begin, end) that are generated tokens, with the stop
+    token where the template ends a turn with it. num_turns: number of requests. To resume after a kill, call `advance`
+    with each answer in OUT. RequestError if the first prompt cannot be made.
     """
 
     def __init__(self, renderer: Renderer, conversation: Conversation, turns: Turns = "rollout") -> None:
@@ -39,6 +39,7 @@ class Rollout:
         self._conversation = conversation
         self._token_ids: list[TokenArray] = []
         self._answers: list[ParsedAnswer] = []
+        self._stop_token: int | None = None  # that ended the last answer
         self._is_cut = False  # the tokens of the last answer have more text than the answer
         self._messages = list(conversation.messages)  # tool messages with the ids of generated calls
         self._turns: list[Turn] = conversation.requests(turns)
@@ -66,6 +67,7 @@ class Rollout:
         output_parser = self._renderer.output_parser(self._conversation, self.prompt)
         self._answers.append(output_parser.parse(self._renderer.decode(generated_ids) if text is None else text))
         self._token_ids.append(token_ids[:-1] if stopped else token_ids)
+        self._stop_token = int(token_ids[-1]) if stopped else None
         self._is_cut = text is not None
         return self._answers[-1]
 
@@ -116,7 +118,8 @@ class Rollout:
         """Return the prompt, its answer's tokens, and those of the text that follows."""
         ids = as_token_array(self._renderer.tokenizer.encode_continuation(tail))
         begin, answer = len(self.prompt.token_ids), self._token_ids[-1]
-        self.sampled.append((begin, begin + len(answer)))
+        has_stop_token = self._stop_token is not None and ids[:1].tolist() == [self._stop_token]
+        self.sampled.append((begin, begin + len(answer) + has_stop_token))
         return np.concatenate((self.prompt.token_ids, answer, ids))
 
     def _render_again(self, following: Turn) -> TokenArray:
