@@ -20,8 +20,8 @@ MOST_RESULT_BYTES = 1 << 20  # text of a result; the rest is cut
 MOST_RETURNED_BYTES = 10_000_000  # of one returned value; more is an error
 SHOWN_CHARACTERS = 500  # of an exception's text
 UNREAD_CALL = (
-    "A tool call in your last message could not be read, so no tool was called. Write the call again, in exactly the "
-    "format that the instructions give, with arguments that are valid JSON."
+    "A tool call in your last message could not be read and was not made. Write the call again, in exactly the format "
+    "that the instructions give, with arguments that are valid JSON."
 )
 """Content of the user message that answers an assistant message with a call that cannot be read."""
 
@@ -132,7 +132,7 @@ class EpisodeCode:
             begin = time.perf_counter()
             try:
                 value = function()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise _raised(what, error) from error
             found.append((value, time.perf_counter() - begin))
             if found[-1][1] > self._timeout:
@@ -197,7 +197,7 @@ def _sample_of(factory: Callable[..., Any], sample: int) -> dict[str, int]:
     return {"sample": sample} if takes else {}
 
 
-def _raised(what: str, error: Exception) -> ToolError:
+def _raised(what: str, error: BaseException) -> ToolError:
     return ToolError(f"{what} raised {type(error).__name__}: {error!s:.{SHOWN_CHARACTERS}}".rstrip(": "))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -103,24 +104,24 @@ def _show_episode(outs: tuple[str, ...], name: str, as_json: bool) -> int:
 
     if len(outs) != 1:
         raise UsageError("--episode reads one OUT; give that alone")
-    lines: list[str] = []
     try:
         messages, last = read_episode(name, (line for _, line in find_out(outs[0]).read()))
+        ours, error, line = last["apcbatch"], last["error"], last["line"]
+        is_whole = error is not None and bool(messages)
+        lines = [] if is_whole else [f"line {line} of INPUT has the messages before these"]
         for message in messages:
             lines.append(f"{message['role']}: {message.get('content') or ''}".rstrip())
             calls = [call["function"] for call in message.get("tool_calls") or ()]
             lines += [f"  calls {call['name']}({call['arguments']})" for call in calls]
     except (AttributeError, LookupError, TypeError):
         raise UsageError(f"the records of episode {name!r} are not as this program writes them") from None
-    ours, error = last["apcbatch"], last["error"]
     end, score = ours.get("end"), ours.get("score")
     if as_json:
-        found = {"episode": name, "line": last["line"], "messages": messages, "end": end, "score": score}
-        echo_json(json_document(found))
+        echo_json(json_document({"episode": name, "line": line, "messages": messages, "end": end, "score": score}))
         return EXIT_OK
-    for line in lines:
-        echo(line)
-    echo("not finished" if end is None else f"ended: {end}" if score is None else f"ended: {end}, score {score}")
-    where = f"the messages before these are in line {last['line']} of INPUT"
-    echo(where if error is None else f"{error['code']}: {error['message']}")
+    lines.append(f"ended: {end}" if end is not None else "not finished")
+    lines += [f"score: {json.dumps(score)}"] if score else []
+    lines += [f"{error['code']}: {error['message']}"] if error is not None else []
+    for one in lines:
+        echo(one)
     return EXIT_OK

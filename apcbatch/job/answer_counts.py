@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from apcbatch.answer import FINISH_REASONS, WARNING_KINDS
+from apcbatch.data.checks import shown
+from apcbatch.display import counted
+from apcbatch.job.processes import is_seconds
 
+EPISODE_ENDS = ("done", "max_turns", "context", "error")
+MOST_SCORES = 8  # whose means are shown
+MOST_SCORE = 1e300
 MANY = 10  # a count is worth a sentence if it is more than one choice in MANY
 
 
@@ -59,6 +65,46 @@ class AnswerCounts:
             return {}
         counts = {"cut": self.num_cut, "empty": self.num_empty, "unread": self.warnings["unread_call"]}
         return {name: count for name, count in counts.items() if count * MANY > self.num_choices}
+
+
+class Episodes:
+    """Sums over the records of live episodes. Values that this version does not write are left out."""
+
+    def __init__(self) -> None:
+        self._ends: Counter[str] = Counter()
+        self._num_turns = self._num_calls = 0
+        self._tool_s = 0.0
+        self._scores: dict[str, tuple[int, float]] = {}  # name -> (episodes, sum)
+
+    def add(self, own: Mapping[str, Any]) -> None:
+        """Count a record, if it is a turn of an episode. own: its `apcbatch`."""
+        if not isinstance(own.get("episode"), str):
+            return
+        self._num_turns += 1
+        tools, end, score = own.get("tools"), own.get("end"), own.get("score")
+        for one in tools if isinstance(tools, list) else ():
+            seconds = one.get("seconds") if isinstance(one, dict) else None
+            self._num_calls += 1
+            self._tool_s += seconds if is_seconds(seconds) else 0
+        self._ends.update([end] if isinstance(end, str) and end in EPISODE_ENDS else ())
+        for name, value in score.items() if isinstance(score, dict) else ():
+            if isinstance(value, int | float) and abs(value) < MOST_SCORE:
+                count, total = self._scores.get(name, (0, 0.0))
+                if count or len(self._scores) < MOST_SCORES:
+                    self._scores[name] = count + 1, total + value
+
+    def sentence(self) -> str | None:
+        """Return the sums as a sentence; None without an episode that has ended."""
+        count = self._ends.total()
+        if not count:
+            return None
+        ends = ", ".join(f"{number:,} {end}" for end, number in self._ends.most_common())
+        means = [f"{shown(name)} {total / scored:.4g}" for name, (scored, total) in self._scores.items()]
+        return (
+            f"{counted(count, 'episode')} ended ({ends}) in {counted(self._num_turns, 'turn')}, with "
+            f"{counted(self._num_calls, 'call')} of tools in {self._tool_s:.1f} s"
+            + ("; mean scores: " + ", ".join(means) if means else "")
+        )
 
 
 def shown_counts(summary: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -78,7 +79,7 @@ def _tools(config: Config) -> str:
     """Load the factory of --tools in a worker process, and make an episode of an empty line."""
     from apcbatch.job.tool_workers import opened_workers
 
-    with opened_workers(config, None, lambda sentence: None) as workers:
+    with opened_workers(config, os.devnull, lambda sentence: None) as workers:
         assert workers is not None
         try:
             names = [tool["function"]["name"] for tool in workers.tools_for({}) or ()]

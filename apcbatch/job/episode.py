@@ -112,6 +112,11 @@ class Episode:
         self.steps = self._play()
         self.stage.num_making += 1
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether it waits for its code alone: its answer is there, or it is closed next."""
+        return self.result is not None or self.is_over
+
     def begin_anew(self) -> None:
         """Forget what is recorded."""
         self.stage.num_restarted += 1
@@ -168,6 +173,10 @@ class Episode:
         if (self.past or self.result is not None) and not made["replay"]:
             raise _Restart
         tools = line.tools if made["tools"] is None else checked_tools(made)
+        if not tools:
+            self.stage.renderer.warn_once(
+                "no tools", f"{self.name}: neither its episode nor its line has tools, and others like it"
+            )
         conversation = replace(line, messages=list(line.messages), tools=tools or None)
         history = LiveHistory(self.stage.renderer, conversation, self.stage.config.history == "tokens")
         num_unread = 0

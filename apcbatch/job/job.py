@@ -35,7 +35,7 @@ from apcbatch.job.record import Ticket, error_record, line_of, result_record
 from apcbatch.job.runfile import RunFile, with_earlier_options
 from apcbatch.job.signals import Interrupted, Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
-from apcbatch.job.tool_workers import ToolWorkers, opened_workers
+from apcbatch.job.tool_workers import TOOLS_LOG_SUFFIX, ToolWorkers, opened_workers
 from apcbatch.job.totals import Totals
 from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
 from apcbatch.model.locate import note_of
@@ -97,7 +97,7 @@ class Job:
             self._with_last_words(),
             closing(open_sink(output.lines, self._config.ordered)) as sink,
             opened_workers(
-                config, output.target if isinstance(sink, FileSink) else None, self._printer.warn
+                config, output.target + TOOLS_LOG_SUFFIX if isinstance(sink, FileSink) else None, self._printer.warn
             ) as self._workers,
         ):
             if output.is_built_at_the_end:
@@ -333,10 +333,10 @@ class Job:
                 self._finish_request(one, opened, sink)
 
     def _end_live(self, live: LiveFeeder, opened: OpenRun, sink: Sink) -> None:
-        """Write the last turns; after a signal, those whose tools have been called. Remove the turns that were
+        """Write the last turns, also those whose tools have not answered at a signal. Remove the turns that were
         answered anew."""
-        if self._signals.exit_code is not None:
-            live.drain()
+        for _ in live.drain():
+            self._write_ended(opened, sink)
         self._write_ended(opened, sink)
         self._totals.idle_s, self._totals.restarted = live.idle_s, live.stage.num_restarted
         if live.stage.num_restarted and isinstance(sink, FileSink):
@@ -363,6 +363,7 @@ class Job:
         sink.append(line_of(record))
         self._totals.add(result)
         self._totals.answers.add(record)
+        self._totals.episodes.add(record["apcbatch"])
         if self._config.score and result.scores is not None:
             self._totals.scores.add(result.scores)
         self._printer.result(ticket.shown, result)
@@ -372,6 +373,7 @@ class Job:
         located = RequestError(error.code, error.message + where, ticket.line)
         sink.append(line_of(error_record(ticket, located, self._now_s())))
         self._totals.add_error(located.code)
+        self._totals.episodes.add(ticket.live)
         self._retryable_errors += error.retryable
         self._strict_stop |= self._config.strict
         self._printer.error(ticket.shown, located)
@@ -407,6 +409,8 @@ class Job:
                 f"{num_cut:,} of {answers.num_choices:,} answers are cut: they reached their limit of tokens before "
                 "their end; give a larger --max-tokens, or max_tokens where lines have their own"
             )
+        if (episodes := self._totals.episodes.sentence()) is not None:
+            self._printer.note(episodes)
         summary = self._totals.summary(self._config, engine)
         place = self._output.shown
         if isinstance(sink, FileSink) and self._output.is_built_at_the_end:

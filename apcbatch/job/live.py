@@ -26,6 +26,7 @@ from apcbatch.job.feed import Feeder
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import Ticket, read_record, record_number
 from apcbatch.job.sink import FileSink
+from apcbatch.job.tool_child import STACK_BYTES
 from apcbatch.job.tool_workers import Reply, ToolWorkers
 from apcbatch.job.work import Failure, JobEngine, Work
 from apcbatch.tools import Message
@@ -33,6 +34,13 @@ from apcbatch.types import Result
 
 MOST_OPEN = 1 << 12  # episodes
 WAIT_S = 0.2
+
+
+def most_open(config: Config) -> int:
+    """Return how many episodes may be open: the stacks of their threads get a quarter of --tool-memory."""
+    if config.tool_memory is None:
+        return MOST_OPEN
+    return min(MOST_OPEN, config.tool_workers * max(1, config.tool_memory // (4 * STACK_BYTES)))
 
 
 class LiveFeeder(Feeder):
@@ -60,7 +68,7 @@ class LiveFeeder(Feeder):
         self._stride = config.max_turns * config.samples
         self._num_episodes = self._num_handed_out = self._num_lines = 0
         self.idle_s = 0.0
-        self._is_read = False
+        self._is_read, self._most_open = False, most_open(config)
 
     @property
     def total(self) -> int | None:
@@ -106,10 +114,15 @@ class LiveFeeder(Feeder):
         self.exhausted = self._is_read and not self._open and not self._ready
         return ended
 
-    def drain(self) -> None:
-        """Wait for the tools of the answers that are there, and begin no further turn."""
-        while any(episode.result is not None or episode.is_over for episode in self._open.values()):
+    def drain(self) -> Iterator[None]:
+        """Wait for the tools of the answers that are there; yield after each reply. No further turn begins, so the
+        workers of the other episodes are free for those that wait for one."""
+        while any(episode.is_answered for episode in self._open.values()):
+            for key, episode in self._open.items():
+                if not episode.is_answered:
+                    self._workers.drop(key)
             self._take_replies(WAIT_S)
+            yield
 
     def follow_up(self, result: Result) -> list[Work]:
         """Let the episode of a result go on. What comes of it, `next` and `take_ended` return."""
@@ -120,7 +133,7 @@ class LiveFeeder(Feeder):
     def _may_begin(self) -> bool:
         """Whether another episode may be opened."""
         most_making = LOOK_AHEAD * self._config.max_running
-        return not self._is_read and len(self._open) < MOST_OPEN and self.stage.num_making < most_making
+        return not self._is_read and len(self._open) < self._most_open and self.stage.num_making < most_making
 
     def _take_replies(self, seconds: float) -> None:
         """Let episodes go on whose tools have answered; wait for the first one at most that long."""

@@ -17,6 +17,7 @@ from apcbatch.address import is_stream, shown_address
 from apcbatch.config import Config
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.render_ahead import render_ahead
+from apcbatch.data.checks import shown
 from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.input.files import STDIN
@@ -38,7 +39,7 @@ from apcbatch.job.previous_answers import PreviousAnswers, drop_unusable, last_a
 from apcbatch.job.printer import Printer
 from apcbatch.job.references import EarlierAnswers, References, open_earlier
 from apcbatch.job.request import read_salt
-from apcbatch.job.runfile import RunFile, input_identity, run_file_path, with_clock_of
+from apcbatch.job.runfile import RunFile, input_identity, read_run_file, run_file_path, with_clock_of
 from apcbatch.job.shards import ShardLines
 from apcbatch.job.sink import FileSink, Sink
 from apcbatch.job.tool_workers import TOOLS_LOG_SUFFIX
@@ -78,7 +79,7 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
     """Refuse options that exclude each other, and outputs that would destroy another file; UsageError says what to give
     instead. Changes nothing but left temporary files (check_outputs). is_named: -o gives OUT's name."""
     check_cluster(config)
-    _check_live(config)
+    _check_live(config, output)
     is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
     if config.shard is not None:
         _check_shard(config, inputs, output, is_named and is_file)
@@ -101,9 +102,13 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
     _check_existing(config, output, is_file)
 
 
-def _check_live(config: Config) -> None:
+def _check_live(config: Config, output: Output) -> None:
     """Refuse --tools without --turns live, and the other way round, and what live episodes cannot run with."""
     if (config.tools is None) == (config.turns == "live"):
+        path = run_file_path(output.target)
+        earlier = ((read_run_file(path)[0] or {}) if config.resume else {}).get("config", {}).get("tools")
+        if earlier is not None and config.tools is None:
+            raise UsageError(f"{path} is of a run with --tools {shown(earlier)}; give that again: no file names code")
         raise UsageError(
             "--turns live needs --tools PACKAGE.MODULE:FACTORY, and --tools needs --turns live; give both, or neither"
         )

@@ -52,7 +52,7 @@ def main(run_number: int, memory: int, timeout: float) -> None:
             run.sendall(line)
 
     episodes: dict[int, tuple[threading.Thread, SimpleQueue[Request | None]]] = {}
-    factory: Any = None
+    factory, reason = None, ""
     for line in run.makefile("rb"):
         request = json.loads(line)
         key, values = request["key"], request["values"]
@@ -68,6 +68,8 @@ def main(run_number: int, memory: int, timeout: float) -> None:
                         number = ctypes.c_ulong(thread.ident or 0)
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
                     send(request, None)
+                case do if factory is None:
+                    send(request, None, reason)
                 case do:
                     if do == "make":
                         queue = SimpleQueue()
@@ -76,7 +78,8 @@ def main(run_number: int, memory: int, timeout: float) -> None:
                         episodes[key] = thread, queue
                     episodes[key][1].put(request)
         except BaseException as error:  # of an import, or no memory for a thread
-            send(request, None, _reason(request, error))
+            reason = reason or _reason(error)
+            send(request, None, _reason(error))
 
 
 def _end_with(run: int) -> None:
@@ -113,17 +116,16 @@ def _play(queue: SimpleQueue[Request | None], factory: Any, send: Send, timeout:
                 row, sample = request["values"]
                 code = EpisodeCode(factory, row, sample, timeout)
                 value: Any = {"tools": code.tools, "replay": code.replay}
+            elif code is None:  # it was not made
+                value = None
             else:
                 value = getattr(code, request["do"])(*request["values"])
         except BaseException as error:
             traceback.print_exc()  # to the log
-            send(request, None, _reason(request, error))
+            send(request, None, _reason(error))
         else:
             send(request, value, None)
 
 
-def _reason(request: Request, error: BaseException) -> str:
-    if isinstance(error, ToolError):
-        return str(error)
-    what = "" if request["do"] == "load" else f"{request['do'].replace('make', 'the factory')} raised "
-    return f"{what}{type(error).__name__}: {error!s:.{SHOWN_CHARACTERS}}"
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error!s:.{SHOWN_CHARACTERS}}"

@@ -38,6 +38,7 @@ GRACE_SECONDS = 0.5  # after its time limit, in which code says itself that it t
 DROP_SECONDS = 5.0  # in which a worker must confirm that an episode was dropped
 MOST_IDLE_LOSSES = 8  # of workers that end while none of their code is called
 MOST_WAIT_S = 0.2  # between two looks at whether workers live
+_EXPECTED = "expected PACKAGE.MODULE:FACTORY, where FACTORY(row) returns an episode"
 _HERE = str(Path(__file__).resolve().parents[2])
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; from apcbatch.job.tool_child import main; main({number}, {memory}, {timeout})"
@@ -77,14 +78,10 @@ class _Worker:
         number, memory, timeout = theirs.fileno(), config.tool_memory or 0, config.tool_timeout
         # sets in one order, for results that --resume compares; one arena of memory for all threads
         settings = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
+        program = _PROGRAM.format(path=paths, number=number, memory=memory, timeout=timeout)
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-u",
-                    "-c",
-                    _PROGRAM.format(path=paths, number=number, memory=memory, timeout=timeout),
-                ],
+                [sys.executable, "-u", "-c", program],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -149,6 +146,11 @@ class ToolWorkers:
 
     def open(self) -> None:
         """Start the first worker, and set the digest. UsageError if the factory cannot be loaded."""
+        name = self._config.tools or ""
+        module, _, factory = name.partition(":")
+        if not (module and factory):
+            missing = "a module" if factory else "a factory" if module else "a module and a factory"
+            raise UsageError(f"--tools {name} does not name {missing}; {_EXPECTED}")
         try:
             worker = self._start(False)
         except OSError as error:
@@ -157,10 +159,7 @@ class ToolWorkers:
         worker.asked[0] = _Asked(-1, "the import", limit, time.monotonic() + limit)
         reply = self._wait()
         if reply.error is not None:
-            raise UsageError(
-                f"--tools {self._config.tools} cannot be used: {reply.error}; expected PACKAGE.MODULE:FACTORY, where "
-                "FACTORY(row) returns an episode"
-            )
+            raise UsageError(f"--tools {name} cannot be used: {reply.error}; {_EXPECTED}")
         self.digest = reply.value
 
     def has(self, key: int) -> bool:
@@ -334,7 +333,7 @@ def with_tools(
         return
     whose = "of the lines; --tools gives those of the episodes" if config.tools is None else "that --tools gives"
     warn(f"of live episodes only the first turns are known here, with the tools {whose}")
-    with opened_workers(config, None, warn) as workers:
+    with opened_workers(config, os.devnull, warn) as workers:
         for record in records:
             if workers is not None and isinstance(record, Conversation):
                 try:
@@ -346,25 +345,24 @@ def with_tools(
 
 
 @contextmanager
-def opened_workers(config: Config, output: str | None, warn: Callable[[str], None]) -> Iterator[ToolWorkers | None]:
-    """Open the tool workers of a run, and end them at the end of the block; None without --tools. output: path of OUT,
-    beside which the log of what tools print lies; None for standard error. UsageError if the tools cannot be used."""
+def opened_workers(config: Config, log: str | None, warn: Callable[[str], None]) -> Iterator[ToolWorkers | None]:
+    """Open the tool workers of a run, and end them at the end of the block; None without --tools. log: path of the file
+    that gets what tools print; None for standard error. UsageError if the tools cannot be used."""
     if config.tools is None:
         yield None
         return
     try:
-        path, flags = f"{output}{TOOLS_LOG_SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        flags |= os.O_TRUNC if config.overwrite else 0
-        log = os.dup(2) if output is None else os.open(path, flags, 0o666)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_TRUNC * config.overwrite
+        file = os.dup(2) if log is None else os.open(log, flags, 0o666)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; choose another -o") from None
-    workers = ToolWorkers(config, log)
+        raise UsageError(f"{log} cannot be written: {error.strerror}; choose another -o") from None
+    workers = ToolWorkers(config, file)
     try:
         workers.open()
         yield workers
         if workers.num_lost:
             lost = counted(workers.num_lost, "worker")
-            warn(f"{lost} of --tools ended during the run; their episodes were made again")
+            warn(f"{lost} of --tools ended during the run; unfinished episodes were made again")
     finally:
         workers.close()
-        os.close(log)
+        os.close(file)

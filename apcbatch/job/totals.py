@@ -16,7 +16,7 @@ from typing import Any
 from apcbatch.config import Config
 from apcbatch.display import counted
 from apcbatch.engine.counters import Counters
-from apcbatch.job.answer_counts import AnswerCounts, shown_counts
+from apcbatch.job.answer_counts import AnswerCounts, Episodes, shown_counts
 from apcbatch.job.work import JobEngine
 from apcbatch.types import Result, Scores
 from apcbatch.version import VERSION
@@ -81,7 +81,7 @@ class Totals:
         self.cached_by_source: Counter[str] = Counter(memory=0, disk=0)
         self.miss_reasons: Counter[str] = Counter()
         self.scores = ScoreTotals()
-        self.answers = AnswerCounts()
+        self.answers, self.episodes = AnswerCounts(), Episodes()
         self._decoded_tokens = 0  # answers that share a list of tokens count once; each first token comes from prefill
         self._ideal_tokens: int | None = 0
         self._ideal_is_bound = False

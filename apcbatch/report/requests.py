@@ -13,12 +13,9 @@ from typing import Any
 
 import xxhash
 
-from apcbatch.data.checks import shown
-from apcbatch.display import counted
 from apcbatch.errors import UsageError
-from apcbatch.job.answer_counts import AnswerCounts
+from apcbatch.job.answer_counts import AnswerCounts, Episodes
 from apcbatch.job.out_file import OutFile
-from apcbatch.job.processes import is_seconds
 from apcbatch.job.record import read_record
 from apcbatch.report.texts import Calls, Texts
 
@@ -30,53 +27,7 @@ MOST_ID_CHARACTERS = 512
 NUMBERS = ("line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "prefill_ms", "decode_ms",
            "finish", "error", "drafted", "accepted")  # fmt: skip
 DRAFT_NUMBERS = ("drafted", "accepted")
-EPISODE_ENDS = ("done", "max_turns", "context", "error")
-MOST_SCORES = 8  # whose means are shown
-MOST_SCORE = 1e300
 DIGEST_BYTES = 16
-
-
-class Episodes:
-    """Sums over the records of live episodes."""
-
-    def __init__(self) -> None:
-        self._ends: Counter[str] = Counter()
-        self._num_turns = self._num_calls = 0
-        self._tool_s = 0.0
-        self._scores: dict[str, tuple[int, float]] = {}  # name -> (episodes, sum)
-
-    def add(self, record: dict[str, Any]) -> None:
-        """Count a record, if it is a turn of an episode."""
-        own = record["apcbatch"]
-        if not isinstance(own.get("episode"), str):
-            return
-        self._num_turns += 1
-        tools = own.get("tools")
-        for one in tools if isinstance(tools, list) else ():
-            seconds = one.get("seconds") if isinstance(one, dict) else None
-            self._num_calls += 1
-            self._tool_s += seconds if is_seconds(seconds) else 0
-        if isinstance(end := own.get("end"), str) and end in EPISODE_ENDS:
-            self._ends[end] += 1
-        score = own.get("score")
-        for name, value in score.items() if isinstance(score, dict) else ():
-            if isinstance(value, int | float) and abs(value) < MOST_SCORE:
-                count, total = self._scores.get(name, (0, 0.0))
-                if count or len(self._scores) < MOST_SCORES:
-                    self._scores[name] = count + 1, total + value
-
-    def sentence(self) -> str | None:
-        """Return the sums as a sentence; None without an episode that has ended."""
-        count = self._ends.total()
-        if not count:
-            return None
-        ends = ", ".join(f"{number:,} {end}" for end, number in self._ends.most_common())
-        means = [f"{shown(name)} {total / scored:.4g}" for name, (scored, total) in self._scores.items()]
-        return (
-            f"{counted(count, 'episode')} ended ({ends}) in {counted(self._num_turns, 'turn')}, with "
-            f"{counted(self._num_calls, 'call')} of tools in {self._tool_s:.1f} s"
-            + ("; mean scores: " + ", ".join(means) if means else "")
-        )
 
 
 class Requests:
@@ -131,8 +82,8 @@ class Requests:
             self.texts.add("", None)
         for name in NUMBERS:
             self.numbers[name].append(numbers[name])
-        self.episodes.add(record)
         own = record["apcbatch"]
+        self.episodes.add(own)
         self.begin_us.append(_micros(own.get("begin_s")))
         self.end_us.append(_micros(own.get("end_s")))
         self.ids.append((record["custom_id"] or f"line-{record['line']}")[:MOST_ID_CHARACTERS])

@@ -20,7 +20,7 @@ from apcbatch.config import Config
 from apcbatch.cores import find_memory, may_have_gpu
 from apcbatch.engine.memory import MemoryPlan, Use
 from apcbatch.engine.serving import LOOK_AHEAD
-from apcbatch.job.live import MOST_OPEN
+from apcbatch.job.live import most_open
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Plan
@@ -206,7 +206,8 @@ class Occupancy:
         snapshot_bytes, kv_bytes = peak.snapshots * footprint.state_bytes, peak.pages * footprint.page_bytes
         if self._policy != "planned":
             snapshot_bytes, kv_bytes = _kept(own, footprint, self._config.pool_size, kv_bytes)
-        episodes = min(forecast.requests * self._config.samples, MOST_OPEN) if self._config.turns == "live" else 0
+        is_live, wanted = self._config.turns == "live", forecast.requests * self._config.samples
+        episodes = min(wanted, most_open(self._config)) if is_live else 0
         if episodes:
             tokens = forecast.prompt_tokens // max(1, forecast.requests) + self._answer_tokens()
             snapshot_bytes = 2 * episodes * footprint.state_bytes

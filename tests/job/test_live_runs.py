@@ -55,6 +55,8 @@ class Adder(Tools):
             threading.Timer(0.3, os._exit, [7]).start()
         if self.kind == "slow":
             time.sleep(100)
+        if self.kind == "wait":
+            time.sleep(0.5)
 
     def call(self, name, arguments):
         print("called", self.row["id"])
@@ -69,6 +71,10 @@ class Adder(Tools):
             case "gil": ctypes.PyDLL(None).sleep(100)
             case "exit": os._exit(3)
             case "leave": sys.exit(4)
+            case "first" if not os.path.exists("dead"):
+                time.sleep(0.5)
+                open("dead", "w")
+                os._exit(3)
             case "fork":
                 subprocess.Popen(["sleep", "100"])
                 if not os.fork(): time.sleep(100)
@@ -236,7 +242,7 @@ HOSTILE = {
     "busy": "call('add') took more than 1 s (--tool-timeout)",
     "gil": "call('add') took more than 1 s (--tool-timeout)",
     "exit": "call('add') ended its worker process with exit status 3",
-    "leave": "call raised SystemExit: 4",
+    "leave": "call('add') raised SystemExit: 4",
     "nan": "call('add') returned what cannot be written as JSON",
     "bytes": "call('add') returned a bytes",
     "cycle": "call('add') returned what cannot be written as JSON: Circular",
@@ -256,8 +262,9 @@ def test_hostile_tools_fail_alone(live, tmp_path, monkeypatch):
     monkeypatch.setattr("apcbatch.job.tool_workers.DROP_SECONDS", 1.0)
     whole = untimed(live()[1])
     caller = next(
-        name for name in episodes(whole) if [one["name"] for one in whole[f"{name}#1"]["apcbatch"]["tools"]] == ["add"]
-    )
+        name for name, turns in episodes(whole).items()
+        if [one["name"] for one in turns[0]["apcbatch"]["tools"]] == ["add"] and "more?" in json.dumps(turns)
+    )  # fmt: skip
     asked = line(caller)["messages"]
     lines = [{"id": f"{kind}{number}", "kind": kind, "messages": asked} for number in (1, 2) for kind in HOSTILE]
     write_lines(tmp_path / "bad.jsonl", [*lines, *[line(f"e{number}") for number in range(8)]])
@@ -269,9 +276,10 @@ def test_hostile_tools_fail_alone(live, tmp_path, monkeypatch):
         if reason is None:
             assert last["apcbatch"]["end"] in ("done", "error") and last["error"] is None, name
         else:
-            assert last["error"]["message"].startswith(reason), (name, last["error"])
+            assert (last["error"] or {}).get("message", "").startswith(reason), (name, last["error"])
             assert last["error"]["code"] == "tool_failed" and last["apcbatch"]["end"] == "error"
             assert len(last["apcbatch"]["transcript"]) >= 1 + (reason[:4] == "call")
+    assert "NoneType" not in (tmp_path / "bad.out.tools.log").read_text(), "what was not made is not closed"
     for name, record in whole.items():
         other = untimed(records)[name]
         assert [one["response"]["body"]["choices"] for one in (record, other)] == 2 * [
@@ -365,6 +373,34 @@ def test_answers_that_are_there_at_a_signal_are_written(live, monkeypatch, at):
 
 
 @pytest.mark.slow
+def test_a_stopped_run_ends_while_episodes_wait_for_workers(live, tmp_path, monkeypatch):
+    """Fault: an episode that waits for the engine, which has stopped, keeps the worker that another one waits for."""
+    write_lines(tmp_path / "in.jsonl", [line(f"e{number}", kind="first") for number in range(8)])
+    step, stopped = FakeEngine.step, []
+
+    def stopping(self):
+        results = step(self)
+        if sum(map(len, stopped)) < 8 <= sum(map(len, [*stopped, results])):
+            signal.raise_signal(signal.SIGINT)
+        stopped.append(results)
+        return results
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeEngine, "step", stopping)
+        done, found = live("--tool-workers", 1)
+    assert done.code == 130 and (tmp_path / "dead").exists()
+    assert found.keys() >= {f"e{number}#1" for number in range(8)}
+
+
+@pytest.mark.slow
+def test_a_bound_of_memory_bounds_the_open_episodes(live, tmp_path):
+    """Fault: so many episodes are open that their threads have no room in --tool-memory, and good ones fail."""
+    write_lines(tmp_path / "in.jsonl", [line(f"e{number}", kind="wait") for number in range(90)])
+    done, found = live("--tool-workers", 1, "--tool-memory", "300M")
+    assert done.code == 0 and len(episodes(found)) == 90
+
+
+@pytest.mark.slow
 def test_an_episode_that_ends_its_worker_between_calls_is_found(live, tmp_path):
     """Faults: it is made again without an end; an episode beside it fails for it."""
     write_lines(tmp_path / "bad.jsonl", [*[line(f"e{number}") for number in range(8)], line("x", kind="timer")])
@@ -437,6 +473,8 @@ def test_retrying_errors_begins_episodes_anew(live, tmp_path):
         (("--score",), 2, "scores recorded answers"),
         (("--tools", "live_tools:Missing"), 2, "--tools live_tools:Missing cannot be used: AttributeError"),
         (("--tools", "no_such_module:Adder"), 2, "ModuleNotFoundError"),
+        (("--tools", "live_tools"), 2, "--tools live_tools does not name a factory"),
+        (("--tools", ":Adder"), 2, "--tools :Adder does not name a module"),
         (("--tools", "live_tools:TOOLS"), 2, "is no function or class"),
     ],
     ids=str,
@@ -462,7 +500,7 @@ def test_code_is_named_on_the_command_line_alone(apcbatch, live, tmp_path, monke
         assert done.code == 2 and "give --tools on the command line" in done.stderr
     live("--limit", 1)
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--resume")
-    assert done.code == 2 and "needs --tools" in done.stderr
+    assert done.code == 2 and 'a run with --tools "live_tools:Adder"; give that again' in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -481,6 +519,14 @@ def test_bounds_end_episodes_without_an_error(live, options, ends):
     found = {turns[-1]["apcbatch"]["end"] for turns in episodes(records).values()}
     assert found <= ends | {"error"} and found & ends
     assert all(turns[-1]["apcbatch"]["score"] for turns in episodes(records).values())
+
+
+def test_episodes_without_tools_are_warned_of(live, tmp_path):
+    """Fault: neither the line nor the episode offers tools, and nothing says so."""
+    assert "has tools, and others like it" not in live()[0].stderr
+    module = tmp_path / "live_tools.py"
+    module.write_text(CODE.replace("tools = TOOLS", "tools = None"))
+    assert "neither its episode nor its line has tools, and others like it" in live("--overwrite")[0].stderr
 
 
 def test_lines_that_cannot_begin_an_episode(live, tmp_path):
@@ -515,6 +561,8 @@ def test_a_transcript_is_shown(live, apcbatch, tmp_path):
     assert found["score"]["messages"] == len(found["messages"]) + 1, "the line has one message"
     shown = apcbatch("show", "out.jsonl", "--episode", name).stdout.splitlines()
     said = [turn["response"]["body"]["choices"][0]["message"] for turn in turns]
+    assert shown[0] == f"line {turns[0]['line']} of INPUT has the messages before these"
+    assert shown[-1] == f"score: {json.dumps(found['score'])}"
     assert sum(line.startswith("assistant:") for line in shown) == len(said)
     assert sum(line.startswith("  calls ") for line in shown) == sum(len(one["tool_calls"]) for one in said)
     none = apcbatch("show", "out.jsonl", "--episode", "nobody")
@@ -553,15 +601,16 @@ def test_what_was_sampled_is_in_the_next_prompt(live, history):
 
 
 def test_a_report_sums_episodes_up(live, apcbatch, tmp_path):
-    """Fault: ends, turns or scores of episodes are nowhere in a report; or a damaged OUT ends it."""
-    _, records = live()
+    """Fault: ends, turns or scores of episodes are nowhere in a report, or at the end of the run; or a damaged OUT ends
+    the report."""
+    ran, records = live()
     found = episodes(records)
     calls = sum(len(one["apcbatch"]["tools"]) for one in records.values())
     mean = sum(turns[-1]["apcbatch"]["score"]["total"] for turns in found.values()) / len(found)
     words = f"{len(records)} turns, with {calls} calls of tools"
     done = apcbatch("report", "out.jsonl", "-o", "again.html")
-    text = done.stderr + done.stdout
-    assert "8 episodes ended" in text and words in text and f"{mean:.4g}" in text
+    for text in (ran.stderr, done.stderr + done.stdout):
+        assert "8 episodes ended" in text and words in text and f"{mean:.4g}" in text
     out = tmp_path / "out.jsonl"
     odd = (
         out.read_text()
@@ -582,9 +631,9 @@ def test_a_coroutine_that_blocks_fails_alone(live, monkeypatch):
     assert failed == {"e0"} and len(episodes(records)) == 8
 
 
-def test_other_commands_know_first_turns_alone(live, apcbatch, tmp_path):
+def test_other_commands_know_first_turns_alone(live, apcbatch, start, tmp_path):
     """Faults: a plan of one turn passes for that of whole episodes; prompts without the episodes' tools; memory without
-    the episodes that are open."""
+    the episodes that are open; a traceback of what the tools raise."""
     write_lines(tmp_path / "in.jsonl", [*[line(f"e{number}") for number in range(8)], line("x", kind="make")])
     for options, words, has_tools in (((), "of the lines", False), (LIVE[2:4], "that --tools gives", True)):
         done = apcbatch("show", "in.jsonl", "--turns", "live", "--json", *options)
@@ -596,7 +645,8 @@ def test_other_commands_know_first_turns_alone(live, apcbatch, tmp_path):
         assert f"two states of each of {24 if has_tools else 27} open episodes" in done.stdout.replace("\n", " ")
     done = apcbatch("plan", "in.jsonl", *LIVE[2:4])
     assert done.code == 2 and "--tools needs --turns live" in done.stderr
-    done = apcbatch("doctor", "--tools", "live_tools:Adder")
+    done = start("doctor", "--model", DEMO_DIR, "--tools", "live_tools:Adder").end()
     assert "live_tools:Adder can be loaded; of an empty line it makes no episode" in done.stdout
+    assert "Traceback" not in done.stderr
     done = apcbatch("doctor", "--tools", "live_tools:Missing")
     assert done.code == 1 and "AttributeError" in done.stdout
