@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import orjson
+
 Message = dict[str, Any]
 
 MOST_RESULT_BYTES = 1 << 20  # text of a result; the rest is cut
@@ -88,7 +90,7 @@ class EpisodeCode:
 
     def call(self, calls: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, bool, float]]:
         """Return (text of the result, whether it was cut, seconds) of each call (name, arguments) of one answer."""
-        jobs = [(call_clause(name), partial(self._episode.call, name, arguments)) for name, arguments in calls]
+        jobs = [(f"call({name!r})", partial(self._episode.call, name, arguments)) for name, arguments in calls]
         results = zip(jobs, self._results(jobs), strict=True)
         return [(*_result_text(what, value), seconds) for (what, _), (value, seconds) in results]
 
@@ -107,6 +109,10 @@ class EpisodeCode:
         if not isinstance(value, Mapping):
             raise ToolError(f"score returned a {type(value).__name__}; expected a dict")
         found: dict[str, Any] = json.loads(_as_json("score", value, MOST_RESULT_BYTES))
+        try:
+            orjson.dumps(found)
+        except TypeError as error:  # an integer of more than 64 bits, or very deep
+            raise ToolError(f"score returned what no record can hold: {error}") from None
         return found
 
     def close(self) -> None:
@@ -164,11 +170,6 @@ async def _in_order(waits: Sequence[Awaitable[Any]]) -> list[Any]:
         if isinstance(one, BaseException):
             raise one
     return found
-
-
-def call_clause(name: str) -> str:
-    """Return the clause that names a call in a sentence."""
-    return f"call({name!r})"
 
 
 def too_long(what: str, timeout: float) -> str:

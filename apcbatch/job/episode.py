@@ -73,14 +73,14 @@ class Answered:
 
 @dataclass
 class Stage:
-    """What the episodes of a run share. ended: turns and failures to hand out. num_making: episodes whose code is not
-    made yet. num_restarted: how often one was begun anew."""
+    """What the episodes of a run share. ended: turns and failures to hand out. making: keys of the episodes whose code
+    is not made yet. num_restarted: how often one was begun anew."""
 
     config: Config
     renderer: Renderer
     workers: ToolWorkers
     ended: list[Result | Failure] = field(default_factory=list)
-    num_making: int = 0
+    making: set[int] = field(default_factory=set)
     num_restarted: int = 0
 
 
@@ -103,14 +103,13 @@ class Episode:
     turn: int = 1
     result: Result | None = None
     is_over: bool = False
-    is_made: bool = False
     failed_again: bool = False
     transcript: list[Message] = field(default_factory=list)
     steps: Generator[Request | None, Any, None] = field(init=False)
 
     def __post_init__(self) -> None:
         self.steps = self._play()
-        self.stage.num_making += 1
+        self.stage.making.add(self.key)
 
     @property
     def is_answered(self) -> bool:
@@ -146,12 +145,12 @@ class Episode:
                 self.stage.workers.ask(self.key, "close")
                 yield None
             self.stage.workers.drop(self.key)
-        self._note_made()
+        self.stage.making.discard(self.key)
 
     def _fail(self, raised: Exception) -> None:
         error = raised if isinstance(raised, RequestError) else RequestError("internal", f"{raised!r}")
-        ticket = self.ticket_of(self.turn)
-        ticket = replace(ticket, live=self._fields | {"end": "error", "transcript": list(self.transcript)})
+        fields = self._fields | {"end": "error", "transcript": list(self.transcript)}
+        ticket = replace(self.ticket_of(self.turn), live=fields)
         self.stage.ended.append(Failure(ticket, RequestError(error.code, error.message, ticket.line)))
         self.result = None
 
@@ -159,17 +158,12 @@ class Episode:
     def _fields(self) -> dict[str, Any]:
         return {"episode": self.name, "attempt": self.attempt, "history": self.stage.config.history}
 
-    def _note_made(self) -> None:
-        """Note that the episode's code is made, or never will be."""
-        self.stage.num_making -= not self.is_made
-        self.is_made = True
-
     def _attempt(self) -> Generator[Request | None, Any, None]:
         """Play an episode from its begin; _Restart if what is recorded does not fit. RequestError ends it."""
         self.turn, line = 1, self.line
         self.transcript = [_shown(message) for message in line.messages]
         made = yield from self._asked("make", line.row, self.sample)
-        self._note_made()
+        self.stage.making.discard(self.key)
         if (self.past or self.result is not None) and not made["replay"]:
             raise _Restart
         tools = line.tools if made["tools"] is None else checked_tools(made)
@@ -210,7 +204,7 @@ class Episode:
                 raise _Restart
             score = None
             if end is not None:
-                score = _checked_score((yield from self._asked("score", self.transcript)))
+                score = yield from self._asked("score", self.transcript)
             if not is_recorded:
                 fields = {"appended": appended, "appended_digest": digest, "tools": used, "sampled": sampled}
                 self._end_turn(fields | {"end": end, "score": score})
@@ -287,14 +281,6 @@ class Episode:
         elif not answer.calls and (said := (yield from self._asked("next", self.transcript))) is not None:
             appended.append(said)
         return appended, used
-
-
-def _checked_score(score: Any) -> Any:
-    try:
-        orjson.dumps(score)
-    except TypeError as error:  # an integer of more than 64 bits, or very deep
-        raise RequestError("tool_failed", f"score returned what no record can hold: {error}") from None
-    return score
 
 
 def _said(answer: ParsedAnswer) -> Message:

@@ -133,7 +133,7 @@ class LiveFeeder(Feeder):
     def _may_begin(self) -> bool:
         """Whether another episode may be opened."""
         most_making = LOOK_AHEAD * self._config.max_running
-        return not self._is_read and len(self._open) < self._most_open and self.stage.num_making < most_making
+        return not self._is_read and len(self._open) < self._most_open and len(self.stage.making) < most_making
 
     def _take_replies(self, seconds: float) -> None:
         """Let episodes go on whose tools have answered; wait for the first one at most that long."""

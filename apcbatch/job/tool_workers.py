@@ -29,7 +29,7 @@ from apcbatch.data.input.tools import check_tools
 from apcbatch.display import counted
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.job.tool_child import json_line
-from apcbatch.tools import call_clause, too_long
+from apcbatch.tools import too_long
 
 TOOLS_LOG_SUFFIX = ".tools.log"
 MOST_REPLY_BYTES = 1 << 30
@@ -257,7 +257,7 @@ class ToolWorkers:
         self._send(worker, op, key, "make", values)
 
     def _send(self, worker: _Worker, op: int, key: int, do: str, values: Sequence[Any]) -> None:
-        calls = [call_clause(name) for name, _ in values[0]] if do == "call" else [do.replace("make", "the factory")]
+        calls = [f"call({name!r})" for name, _ in values[0]] if do == "call" else [do.replace("make", "the factory")]
         limit = self._config.tool_timeout * len(calls) + GRACE_SECONDS
         deadline = time.monotonic() + limit + START_SECONDS * (not worker.is_loaded)
         worker.asked[op] = _Asked(key, " or ".join(dict.fromkeys(calls)), limit, deadline)
