@@ -166,7 +166,7 @@ class LiveFeeder(Feeder):
                 self._next_number = max(answers.last_number, position) + 1
             if self._next_number is not None:
                 number, self._next_number = self._next_number, self._next_number + self._stride
-        if number != position:
+        if number != position and self._config.ordered:
             answers.places.extend(one + k for k in range(self._stride) for one in (number, position))
         return replace(ticket, number=number)
 

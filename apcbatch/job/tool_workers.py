@@ -92,7 +92,7 @@ class _Worker:
         self.socket.setblocking(False)
         self.asked: dict[int, _Asked] = {}
         self.episodes: set[int] = set()
-        self.is_own, self.is_loaded, self.is_broken = is_own, False, False
+        self.is_own, self.is_loaded, self.is_broken, self.is_heard = is_own, False, False, False
         self.unsent, self._read = bytearray(), bytearray()
         self.send(0, -1, "load", config.tools)
 
@@ -108,12 +108,14 @@ class _Worker:
                 del self.unsent[: self.socket.send(self.unsent)]
 
     def replies(self, looks: bool) -> list[dict[str, Any]]:
-        """Return the replies that are there. Sets is_broken if they are the last of a worker that has ended. looks: see
-        whether it has, even if another process holds its socket."""
-        has_ended = looks and self._process.poll() is not None
+        """Return the replies that are there. Sets is_heard if there are bytes of some, perhaps with more behind them, and
+        is_broken if they are the last of a worker that has ended. looks: see whether it has, even if another process
+        holds its socket."""
+        has_ended, self.is_heard = looks and self._process.poll() is not None, False
         with suppress(BlockingIOError, ConnectionError):
             while data := self.socket.recv(1 << 16):
                 self._read += data
+                self.is_heard = True
             has_ended = True
         *lines, self._read = self._read.split(b"\n")
         self.is_broken |= has_ended or len(self._read) > MOST_REPLY_BYTES
@@ -264,7 +266,8 @@ class ToolWorkers:
         worker.send(op, key, do, *values)
 
     def _take(self, worker: _Worker, looks: bool) -> None:
-        """Take the replies of a worker. looks: end what has taken too long, too."""
+        """Take the replies of a worker. looks: end what has taken too long, too, unless its reply may be on the way: while
+        the engine was busy for long, replies have filled the socket."""
         now = time.monotonic()
         for value in worker.replies(looks):
             for one in () if worker.is_loaded else worker.asked.values():
@@ -275,7 +278,7 @@ class ToolWorkers:
                     self._places.pop(asked.key, None)
                     worker.episodes.discard(asked.key)
                 self._ready.append(Reply(asked.key, value["value"], asked.error or value["error"]))
-        for op, asked in list(worker.asked.items()) if looks else ():
+        for op, asked in list(worker.asked.items()) if looks and not worker.is_heard else ():
             if now < asked.deadline or worker.is_broken:
                 continue
             worker.is_broken = worker.is_own or asked.error is not None or op == 0

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from apcbatch.config import Config
 from apcbatch.data.tokenization.no_tokenizer import load_any_tokenizer
+from apcbatch.job.tool_workers import opened_workers
 from apcbatch.model.locate import DEMO_DIR
 from tests.chats import read_records, write_lines
 from tests.job.fakes import EOS, FakeEngine
@@ -112,6 +114,13 @@ class Base(Adder):
 
     def score(self, messages):
         return {"one": self.base.execute("select 1").fetchone()[0]}
+
+
+class Large(Adder):
+    """Results that fill a socket soon."""
+
+    def call(self, name, arguments):
+        return "x" * 100_000
 
 
 class Hanging(Adder):
@@ -398,6 +407,23 @@ def test_a_bound_of_memory_bounds_the_open_episodes(live, tmp_path):
     write_lines(tmp_path / "in.jsonl", [line(f"e{number}", kind="wait") for number in range(90)])
     done, found = live("--tool-workers", 1, "--tool-memory", "300M")
     assert done.code == 0 and len(episodes(found)) == 90
+
+
+@pytest.mark.slow
+def test_replies_that_waited_for_the_run_are_not_late(live, tmp_path, monkeypatch):
+    """Fault: in an engine step longer than --tool-timeout replies fill the socket, and those behind are taken for calls
+    that took too long."""
+    monkeypatch.chdir(tmp_path)
+    config, keys = Config(tools="live_tools:Large", tool_timeout=0.5, tool_workers=1), range(40)
+    with opened_workers(config, str(tmp_path / "log"), pytest.fail) as workers:
+        for do, *values in (("make", {"id": "e"}, 0), ("call", [("add", {})])):
+            for key in keys:
+                workers.ask(key, do, *values)
+            time.sleep(1.5 if do == "call" else 0)
+            found = []
+            while len(found) < len(keys):
+                found += workers.poll(0.0)
+            assert {reply.error for reply in found} == {None}
 
 
 @pytest.mark.slow
