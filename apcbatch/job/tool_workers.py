@@ -108,7 +108,7 @@ class _Worker:
                 del self.unsent[: self.socket.send(self.unsent)]
 
     def replies(self, looks: bool) -> list[dict[str, Any]]:
-        """Return the replies that are there. Sets is_heard if there are bytes of some, perhaps with more behind them, and
+        """Return the replies that are there. Sets is_heard if bytes came, perhaps with more behind them, and
         is_broken if they are the last of a worker that has ended. looks: see whether it has, even if another process
         holds its socket."""
         has_ended, self.is_heard = looks and self._process.poll() is not None, False
@@ -266,8 +266,8 @@ class ToolWorkers:
         worker.send(op, key, do, *values)
 
     def _take(self, worker: _Worker, looks: bool) -> None:
-        """Take the replies of a worker. looks: end what has taken too long, too, unless its reply may be on the way: while
-        the engine was busy for long, replies have filled the socket."""
+        """Take the replies of a worker. looks: end what has taken too long, too, unless its reply may be behind the
+        bytes that came: in a long step of the engine, replies fill the socket."""
         now = time.monotonic()
         for value in worker.replies(looks):
             for one in () if worker.is_loaded else worker.asked.values():
