@@ -536,7 +536,7 @@ def test_code_is_named_on_the_command_line_alone(apcbatch, live, tmp_path, monke
         (("--max-turns", 2), {"max_turns", "done"}),
         (("--max-episode-tokens", 250), {"context", "done"}),
     ],
-    ids=str,
+    ids=["one turn", "two turns", "tokens"],
 )
 def test_bounds_end_episodes_without_an_error(live, options, ends):
     """Fault: an episode has no end, or becomes an error record at its bound."""
