@@ -27,7 +27,7 @@ EVERYTHING: dict[str, Any] = {
     "keep_answer": False, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
     "repetition_penalty": 1.5, "logit_bias": {3: -float("inf"), 4: 2.0}, "allowed_token_ids": (3, 4, 5),
     "min_tokens": 2, "stop_token_ids": (9, 8), "top_logprobs": 3, "n": 2, "score_from": 1, "score_top": 4,
-    "random_stream": "[1]", "draft": False,
+    "random_stream": "[1]", "draft": False, "processed_logprobs": True,
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -190,7 +191,7 @@ def test_a_store_is_said_to_take_states_or_not(
     def read_only(path: Path, warn: Callable[[str], None]) -> Any:
         for sentence in warnings or ():
             warn(sentence)
-        return SimpleNamespace(is_read_only=True, close=lambda: closed.append(True))
+        return closing(SimpleNamespace(is_read_only=True, close=lambda: closed.append(True)))
 
     if warnings is not None:
         monkeypatch.setattr("apcbatch.store.Store.open", read_only)

@@ -35,6 +35,7 @@ _VALUES: dict[str, tuple[Any, ...]] = {
     "n": (1, 2, 3),
     "prompt_logprobs": (0, 2),
     "draft": (False, True),
+    "return_token_ids": (True, False),
 }
 _OF_CHATS: dict[str, tuple[Any, ...]] = {"logprobs": (True, False), "top_logprobs": (0, 1, 5)}
 _OF_COMPLETIONS: dict[str, tuple[Any, ...]] = {"logprobs": (0, 3), "echo": (True,)}
@@ -57,6 +58,8 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
     "stop_token_id": (17, 300),
     "top_logprobs": (2,),
     "ignore_eos": ("",),
+    "token_ids": ("",),
+    "logprobs_mode": ("processed",),
 }
 
 
