@@ -63,11 +63,18 @@ Likely = list[tuple[int, float]]
 
 
 def draw(
-    row: Logits, temperature: float, top_k: int, min_p: float, top_p: float, key: int, step: int, num_top: int = 0
-) -> tuple[int, float, Likely]:
-    """Draw one token from a row of logits (vocabulary,) float32. A logit of -infinity is never drawn. Return the token,
-    its float32 log-probability in the restricted distribution, and (token, log-probability) of the num_top likeliest
-    in it, the lowest id first on ties.
+    row: Logits,
+    temperature: float,
+    top_k: int,
+    min_p: float,
+    top_p: float,
+    key: int,
+    step: int,
+    num_top: int | None = None,
+) -> tuple[int, tuple[float, Likely] | None]:
+    """Draw one token from a row of logits (vocabulary,) float32. A logit of -infinity is never drawn. Return the token
+    and, with num_top, its float32 log-probability in the restricted distribution beside (token, log-probability) of the
+    num_top likeliest in it, the lowest id first on ties.
 
     The draw is inverse transform sampling over the tokens in descending order of probability, with one uniform number
     from Philox. key: key of the Philox generator, see request_key. step: its counter.
@@ -93,11 +100,11 @@ def draw(
     value = ascending[-1 - choice]
     num_larger = len(ascending) - int(np.searchsorted(ascending, value, side="right"))
     token = int(ids[np.flatnonzero(probabilities == value)[choice - num_larger]])
-    best = np.empty(0, np.intp)
-    if num_top:
-        best = np.argsort(-probabilities, kind="stable")[: min(num_top, kept)]
+    if num_top is None:
+        return token, None
+    best = np.argsort(-probabilities, kind="stable")[: min(num_top, kept)] if num_top else np.empty(0, np.intp)
     logprobs = np.log(np.append(probabilities[best], value) / cumulative[-1]).astype(np.float32).tolist()
-    return token, logprobs[-1], list(zip(ids[best].tolist(), logprobs[:-1], strict=True))
+    return token, (logprobs[-1], list(zip(ids[best].tolist(), logprobs[:-1], strict=True)))
 
 
 def _largest(row: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
@@ -262,18 +269,15 @@ class Sampler:
         if self._processors is not None:
             row = row.copy()
             self._processors.apply(row, step)
-        wanted, likely = request.logprobs and request.processed_logprobs, Likely()
-        num_top = request.top_logprobs if wanted else 0
-        if request.temperature == 0:
-            token = int(np.argmax(row))
-            if wanted:
-                [(_, logprob), *_] = likely = top_logprobs(row, max(1, num_top))
-                likely = [one for one in likely[:num_top] if one[1] > -math.inf]
-        else:
+        num_top = request.top_logprobs if request.logprobs and request.processed_logprobs else None
+        if request.temperature > 0:
             settings = request.temperature, request.top_k, request.min_p, request.top_p
-            token, logprob, likely = draw(row, *settings, self._key, step, num_top)
-        self.processed = (logprob, likely) if wanted else None
-        return token
+            token, self.processed = draw(row, *settings, self._key, step, num_top)
+            return token
+        if num_top is not None:
+            [(_, logprob), *_] = likely = top_logprobs(row, max(1, num_top))
+            self.processed = logprob, [one for one in likely[:num_top] if one[1] > -math.inf]
+        return int(np.argmax(row))
 
     def forced(self) -> Sequence[int]:
         """Return the tokens of the text that the request's constraint forces next; empty for none. Use them as a draft

@@ -165,7 +165,7 @@ def test_processed_logprobs_are_of_what_was_drawn_from(
     expected = cut(logits, temperature, top_p, top_k, min_p)
     best = [int(token) for token in np.argsort(-expected, kind="stable")[:5] if expected[token] > 0]
     for step in range(20):
-        token, logprob, likely = draw(logits.numpy(), temperature, top_k, min_p, top_p, 7, step, num_top=5)
+        token, (logprob, likely) = draw(logits.numpy(), temperature, top_k, min_p, top_p, 7, step, num_top=5)
         assert math.exp(logprob) == pytest.approx(expected[token], rel=1e-6)
         assert [one for one, _ in likely] == best
         assert all(math.exp(value) == pytest.approx(expected[one], rel=1e-6) for one, value in likely)
