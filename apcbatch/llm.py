@@ -244,7 +244,7 @@ class LLM:
             yield from self._yielded(ended)
 
     def _take(self, source: WorkSource, ended: list[Failure | Result], live: LiveFeeder | None) -> Request | None:
-        """Return the next request. None: no request is ready, or what has ended should be yielded first.
+        """Return the next request; None if none is ready, or if `ended` has answers to yield first.
 
         Appends conversations that cannot be answered, and turns of live episodes, to `ended`.
         """
@@ -267,7 +267,7 @@ class LLM:
             engine.submit(work)
 
     def _yielded(self, ended: list[Failure | Result]) -> Iterator[Answer]:
-        """Remove what is collected, and yield an answer for each."""
+        """Yield an Answer for each item of `ended`, and remove it."""
         while ended:
             one = ended.pop(0)
             yield self._answer(one) if isinstance(one, Result) else answer_of(error_record(one.ticket, one.error))

@@ -62,7 +62,7 @@ class Tools:
         return None
 
     def score(self, messages: list[Message]) -> Mapping[str, Any]:
-        """Return what the finished episode is worth, as an object that can be written as JSON."""
+        """Return the score of the finished episode, an object that can be written as JSON."""
         return {}
 
     def close(self) -> None:

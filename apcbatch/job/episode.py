@@ -46,7 +46,7 @@ class _Lost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer of the model that needs not be generated again. request_digest: as in Ticket. appended_digest: of the
+    """Recorded answer of the model, which is not generated again. request_digest: as in Ticket. appended_digest: of the
     messages behind it; None while its tools have not answered. The rest is as in Result."""
 
     token_ids: TokenArray

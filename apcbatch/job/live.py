@@ -44,8 +44,8 @@ def most_open(config: Config) -> int:
 
 
 class LiveFeeder(Feeder):
-    """Work source of live episodes: their requests, finished turns and failures. Numbers of requests leave room for
-    `max_turns` turns of `samples` episodes a line.
+    """Work source of live episodes: their requests, finished turns and failures. A line takes `max_turns`
+    numbers of requests for each of its `samples` episodes.
 
     idle_s: seconds in which the engine had nothing to run.
     """

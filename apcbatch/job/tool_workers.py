@@ -165,7 +165,7 @@ class ToolWorkers:
         self.digest = reply.value
 
     def has(self, key: int) -> bool:
-        """Return whether an episode is made and its worker lives."""
+        """Return True if an episode is made and its worker runs."""
         return key in self._places
 
     def ask(self, key: int, do: str, *values: Any) -> None:
@@ -288,7 +288,7 @@ class ToolWorkers:
             self._lose(worker)
 
     def _lose(self, worker: _Worker) -> None:
-        """Take note that a worker is gone, or must go. Its only episode is the reason; of several, those whose code was
+        """Remove a worker that has ended or must end. Its only episode is the reason; of several, those whose code was
         called are made again in workers of their own."""
         self._workers.remove(worker)
         self.num_lost += 1
@@ -318,7 +318,8 @@ def factory_name(tools: str | Callable[..., Any]) -> str:
 
 
 def checked_tools(made: Mapping[str, Any]) -> list[Any] | None:
-    """Return an episode's own tools, None without. made: value of the reply to `make`. RequestError for wrong ones."""
+    """Check and return an episode's own tools; None if it has none. made: value of the reply to `make`. Raises
+    RequestError for tools that are not in OpenAI's form."""
     try:
         return None if made["tools"] is None else check_tools(made["tools"], "tools", ContentWarnings()) or []
     except RequestError as error:

@@ -20,9 +20,9 @@ class DeviceResidual(Residual):
     """Residual whose next norm adds aside + delta * factors * sigmoid(gate), in this order, to the sum.
 
     factors: (h,) float32, factors of the columns of delta; None: ones. gate: (t, 1) float32, of the rows of delta;
-    None: without. aside: (t, h) float32, the output of the sub-blocks in parallel to the last one, or (t, k, h), what
-    the k experts of each token left, to be summed in this order; None: there is none. is_mixture: whether the last
-    sub-block is a mixture, whose output is aside alone. normed: the last norm of the sum and its result, for a
+    None: without. aside: (t, h) float32, the output of the sub-blocks in parallel to the last one, or (t, k, h), the
+    outputs of the k experts of each token, to be summed in this order; None: there is none. is_mixture: whether the
+    last sub-block is a mixture, whose output is aside alone. normed: the last norm of the sum and its result, for a
     sub-block in parallel; None if the sum has changed since.
     """
 
@@ -57,7 +57,7 @@ class DeviceResidual(Residual):
         return super().settled()
 
     def beside(self) -> torch.Tensor:
-        """See Residual. The output of a mixture is returned as what its experts left."""
+        """See Residual. Of a mixture, return the outputs of the experts, (t, k, h), not their sum."""
         left = self.aside if self.is_mixture else None
         self.has_delta, left = False, self.output() if left is None else left
         return left
@@ -74,8 +74,8 @@ class DeviceResidual(Residual):
         self.factors, self.gate, self.aside, self.is_mixture = factors, gate, None, False
 
     def leave_experts(self, rows: torch.Tensor) -> None:
-        """Store the sum of `rows`, (t, k, h) float32 contiguous, what the experts of each token left, as pending. Rows
-        of padding tokens may be uninitialised: their sum is zero."""
+        """Store the sum over the experts of each token as pending. rows: their outputs, (t, k, h) float32 contiguous;
+        those of padding tokens may be uninitialised, and count as zero."""
         self.factors, self.gate, self.aside, self.is_mixture, self.has_delta = None, None, rows, True, True
 
     def pending(self) -> tuple[torch.Tensor | None, Pending]:
