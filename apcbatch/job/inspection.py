@@ -31,6 +31,7 @@ from apcbatch.job.record import Ticket
 from apcbatch.job.request import settings_of
 from apcbatch.job.tool_workers import with_tools
 from apcbatch.job.work import Failure, Work
+from apcbatch.model.encoded import device_of_codes
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from apcbatch.model.own_dtype import with_own_dtype
@@ -276,7 +277,8 @@ def _add_reuse(found: Inspection, read: _RequestsRead, config: Config, footprint
     elif config.policy == "last" and found.boundaries:
         found.kept = {last_boundary(length, config.block_size): "the last boundary"}
     elif config.policy == "planned":
-        plan = planner_for(with_recorded_gain(config), footprint).plan(read.tree).requests[index]
+        device = device_of_codes(config.device, config.gpus)
+        plan = planner_for(with_recorded_gain(config), footprint, device).plan(read.tree).requests[index]
         later = dict.fromkeys(plan.keep_for_later, "for later runs")
         readers = {position: f"read by {count}" for position, count in zip(plan.keep, plan.reads, strict=True)}
         found.kept = dict(sorted((later | readers).items()))

@@ -39,6 +39,8 @@ from apcbatch.plan.tree_shape import ORDERS, Order, TreeShape
 from apcbatch.types import RequestPlan
 
 LARGEST_SHARE = 4  # snapshots for the next window take at most a fourth of the memory for snapshots
+LONG_FIRST_SHARE = 2  # with `long first`, snapshots take at most half of it, as far as that is possible
+MOST_WAITING = 64  # snapshots of a path with `long first`; if they are too many, a quarter of it, and so on
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Planner:
     """
 
     block_size: int
-    order: Order = "auto"
+    order: Order = "short first"
     footprint: Footprint = Footprint(1)
     capacity_bytes: int | None = None
     min_gain_tokens: int = 1
@@ -137,12 +139,12 @@ class Planner:
         """
         shape, stored = TreeShape(tree), set(held)
         num_requests = shape.num_requests if num_requests is None else num_requests
-        order: list[int] = []
-        ahead: list[int] = []
-        for index in shape.order(self.order):
-            (order if index < num_requests else ahead).append(index)
         here = [(shape.node_above(shape.end_node[one.request], one.position), one.position) for one in handed_over]
         held_at = held_by_node([*stored, *here])
+        order: list[int] = []
+        ahead: list[int] = []
+        for index in self._order(shape, held_at):
+            (order if index < num_requests else ahead).append(index)
         in_memory = set(here)
         readers_ahead = self._readers_ahead(shape, order, ahead, stored, in_memory)
         lasting = {*in_memory, *readers_ahead}
@@ -196,6 +198,18 @@ class Planner:
             ],
             new_readers=[reads[point] + (point in readers_ahead) - 1 for point in here],
         )
+
+    def _order(self, shape: TreeShape, held: Held) -> list[int]:
+        """Return the running order. With `long first`: of the largest parts whose snapshots leave room for others."""
+        most = MOST_WAITING
+        while self.order == "long first" and self.capacity_bytes is not None and most > 1:
+            order = shape.order(self.order, most)
+            source, owners = simulate_all(shape, order, held)
+            memory = measure_memory(plan_without_limit(source, owners, order, held), order, self.footprint)
+            if memory.peak_bytes <= self.capacity_bytes // LONG_FIRST_SHARE:
+                return order
+            most //= 4
+        return shape.order(self.order, most)
 
     def _readers_ahead(
         self, shape: TreeShape, order: list[int], ahead: list[int], stored: Iterable[TreePoint], here: set[TreePoint]

@@ -8,8 +8,8 @@ from typing import Literal
 
 from apcbatch.plan.prefix_tree import ROOT, PrefixTree
 
-Order = Literal["auto", "file"]
-ORDERS: tuple[Order, ...] = ("auto", "file")
+Order = Literal["short first", "long first", "file"]
+ORDERS: tuple[Order, ...] = ("short first", "long first", "file")
 
 
 class TreeShape:
@@ -36,12 +36,17 @@ class TreeShape:
     def num_requests(self) -> int:
         return len(self.end_node)
 
-    def order(self, order: Order) -> list[int]:
-        """Return the request indexes in running order: `file` as they were added, `auto` depth first.
+    def order(self, order: Order, most_waiting: int = 1) -> list[int]:
+        """Return the request indexes in running order: `file` as they were added, the others depth first.
 
-        Depth first: the requests that end at a node, then its subtrees by ascending number of requests, on ties in file
-        order. So a branch's snapshot is released as soon as its largest subtree begins, and at most log2(requests)
+        `short first`: the requests that end at a node, then its subtrees by ascending number of requests, on ties in
+        file order. So a branch's snapshot is released as soon as its largest subtree begins, and at most log2(requests)
         snapshots of a path wait for other subtrees.
+
+        `long first`: the path from a node through its largest subtrees is cut into parts of `most_waiting` nodes. Of a
+        part the last node goes first: its request computes the whole part at once, in large passes, and the others find
+        their snapshots. At most `most_waiting` snapshots of a path wait for that, besides those of `short first`, which
+        is this order with parts of one node.
         """
         if order == "file":
             return list(range(self.num_requests))
@@ -49,19 +54,31 @@ class TreeShape:
         for index in reversed(range(self.num_requests)):
             node = self.end_node[index]
             first[node], following[index] = index, first[node]
-        found, stack = [], [ROOT]
+        found: list[int] = []
+        # Tops of paths, each with the nodes of its parts; a number of its own for a node whose requests are next.
+        stack = [(ROOT, 1 if order == "short first" else most_waiting)]
         while stack:
-            node = stack.pop()
-            index = first[node]
-            while index >= 0:
-                found.append(index)
-                index = following[index]
-            stack += reversed(self.children.get(node, ()))
+            node, most = stack.pop()
+            if most == 0:
+                index = first[node]
+                while index >= 0:
+                    found.append(index)
+                    index = following[index]
+                continue
+            part = [node]
+            while len(part) < most and (below := self.children.get(part[-1])):
+                part.append(below[-1])
+            if below := self.children.get(part[-1]):
+                stack.append((below[-1], most))
+            for waiting, node in enumerate(part):
+                smaller = self.children.get(node, ())[:-1]
+                stack += [(child, max(1, most - waiting)) for child in reversed(smaller)]
+                stack.append((node, 0))
         return found
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        """Children of each inner node, in the order in which `auto` visits them."""
+        """Children of each inner node, the largest subtree last."""
         children: dict[int, list[int]] = {}
         for node in range(1, self.num_nodes):
             children.setdefault(self.parent[node], []).append(node)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from apcbatch.config import Config
 from apcbatch.engine.serving import LOOK_AHEAD
 from apcbatch.job.planning import planner_for
+from apcbatch.model.encoded import device_of_codes
 from apcbatch.tuning.choice import Candidate
 from apcbatch.tuning.forecast import Forecast, Forecaster, MakeForecaster, Served
 from apcbatch.tuning.measurement import Measurement
@@ -46,7 +47,12 @@ def of_policies(config: Config, block_sizes: Iterable[int], occupancy: Occupancy
     snapshots for later runs even without a --store. occupancy: filled with the requests."""
     planned = replace(config, policy="planned")
     return lambda footprint: Forecaster(
-        planner_for(planned, footprint, later_budget_bytes=config.store_size),
+        planner_for(
+            planned,
+            footprint,
+            device_of_codes(config.device, config.gpus),
+            later_budget_bytes=config.store_size,
+        ),
         block_sizes,
         config.window_tokens,
         *(() if occupancy is None else (occupancy.add, occupancy.add_window)),
@@ -56,7 +62,12 @@ def of_policies(config: Config, block_sizes: Iterable[int], occupancy: Occupancy
 def of_run(config: Config, block_sizes: Iterable[int], passes: Passes) -> MakeForecaster:
     """Return what makes the forecaster of `tune-block-size`, with the order and the limits of a `run` with this
     configuration. passes: filled with its requests."""
-    return lambda footprint: Forecaster(planner_for(config, footprint), block_sizes, config.window_tokens, passes.add)
+    return lambda footprint: Forecaster(
+        planner_for(config, footprint, device_of_codes(config.device, config.gpus)),
+        block_sizes,
+        config.window_tokens,
+        passes.add,
+    )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from apcbatch.engine.pending_handover import PendingHandover
 from apcbatch.engine.policy import retention_of
 from apcbatch.engine.sequence import Sequence, make_sequence
 from apcbatch.plan.planner import Planner
+from apcbatch.plan.tree_shape import ORDERS
 from apcbatch.types import Request, RequestPlan
 from tests.effort import tries
 from tests.engine.opened import OpenedEngine
@@ -94,7 +95,7 @@ def test_whatever_fails_the_rest_is_reused(
         source, share = random.Random(seed), 0.0
         data = within_vocabulary(random_dataset(seed), VOCAB)
         block_size = source.choice([1, 3])
-        plan = make_plan(data, Planner(block_size, source.choice(["auto", "file"])))
+        plan = make_plan(data, Planner(block_size, source.choice(ORDERS)))
         options: dict[str, Any] = {"max_running": max_running, "max_batch_tokens": 23, "pool_size_bytes": ROOMY}
         cold = Engine(tiny_checkpoint(family), policy="none", **options)
         expected = serve(cold, requests_of(data, plan))

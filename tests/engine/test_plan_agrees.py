@@ -12,6 +12,7 @@ import pytest
 
 from apcbatch import Engine, Request
 from apcbatch.plan.planner import Planner
+from apcbatch.plan.tree_shape import ORDERS
 from apcbatch.types import RequestPlan
 from tests.effort import tries
 from tests.engine.opened import OpenedEngine
@@ -33,7 +34,7 @@ def test_the_engine_follows_windows(family: str, max_running: int, tiny_checkpoi
         data, fails = within_vocabulary(random_dataset(random.randrange(10**6)), VOCAB), number % 2
         options = {"max_running": max_running, "max_batch_tokens": 23, "pool_size_bytes": PLENTY}
         engine = OpenedEngine(tiny_checkpoint(family), block_size=2, policy="planned", **options)
-        planner = Planner(2, random.choice(["auto", "file"]), engine.footprint, PLENTY)
+        planner = Planner(2, random.choice(ORDERS), engine.footprint, PLENTY)
         plans: dict[str, RequestPlan] = {}
 
         def requests(engine=engine, data=data, fails=fails, planner=planner, plans=plans) -> Iterator[Request]:

@@ -12,6 +12,7 @@ from apcbatch import Engine, Request, Result
 from apcbatch.errors import UsageError
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Plan, Planner
+from apcbatch.plan.tree_shape import ORDERS
 from tests.effort import tries
 from tests.engine.opened import OpenedEngine
 from tests.engine.runs import told
@@ -76,7 +77,7 @@ def test_the_plans_own_peak_is_enough(folder: Path, block_size: int) -> None:
     """Catches requests that run side by side pushing out what another one still waits for, and a stall."""
     footprint = footprint_of(folder)
     for seed in random.sample(range(10**6), tries(20)):
-        data, order = draw(block_size, seed), random.choice(["auto", "file"])
+        data, order = draw(block_size, seed), random.choice(ORDERS)
         free = make_plan(data, Planner(block_size, order, footprint))
         expected = answers(serve(open_engine(folder, policy="none", pool_size_bytes=PLENTY), data, free))
         for share in (1.0, 0.5):
@@ -104,7 +105,7 @@ def test_far_too_little_memory_changes_no_answer(folder: Path) -> None:
     footprint = footprint_of(folder)
     for seed in random.sample(range(10**6), tries(20)):
         data = draw(1, seed)
-        plan = make_plan(data, Planner(1, "auto", footprint))
+        plan = make_plan(data, Planner(1, random.choice(ORDERS), footprint))
         expected = answers(serve(open_engine(folder, policy="none", pool_size_bytes=PLENTY), data, plan))
         for max_running in RUNNING:
             for num_bytes in (0, plan.peak_live_bytes // 4):
@@ -166,7 +167,7 @@ def test_what_future_runs_get_takes_nothing_from_this_one(
     footprint = footprint_of(folder)
     for seed in random.sample(range(10**6), tries(20)):
         data = draw(1, seed)
-        plan = make_plan(data, Planner(1, "auto", footprint, later_budget_bytes=None))
+        plan = make_plan(data, Planner(1, "short first", footprint, later_budget_bytes=None))
         for max_running in RUNNING:
             engine = open_engine(
                 folder, block_size=1, max_running=max_running, store=tmp_path / f"{seed} {max_running}",

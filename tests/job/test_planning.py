@@ -37,11 +37,10 @@ def test_what_is_measured_resolves_auto_alone() -> None:
         config = load({} if given is None else {"min_gain_tokens": given}, None, {})
         assert with_measured_gain(config, None) == config
         measured = with_measured_gain(config, 7)
-        assert (
-            measured.min_gain_tokens == planner_for(measured, FOOTPRINT).min_gain_tokens == (9 if given == "9" else 7)
-        )
+        planner = planner_for(measured, FOOTPRINT, "cpu")
+        assert measured.min_gain_tokens == planner.min_gain_tokens == (9 if given == "9" else 7)
         assert measured.origins["min_gain_tokens"] == origin
-        assert planner_for(load({}, None, {}), FOOTPRINT).min_gain_tokens == 64
+        assert planner_for(load({}, None, {}), FOOTPRINT, "cpu").min_gain_tokens == 64
 
 
 def test_earlier_windows_raise_a_requests_ideal() -> None:
@@ -71,32 +70,34 @@ def test_a_gain_is_read_from_the_store(tmp_path: Path) -> None:
 def test_each_limit_comes_from_its_option() -> None:
     """Catches two options that are exchanged, and a store's size that counts without a store."""
     config = Config(block_size=3, pool_size=100, min_gain_tokens=5, store_size=200)
-    planner = planner_for(config, FOOTPRINT)
+    planner = planner_for(config, FOOTPRINT, "cpu")
     assert (planner.block_size, planner.footprint, planner.capacity_bytes) == (3, FOOTPRINT, 100)
     assert (planner.min_gain_tokens, planner.later_budget_bytes) == (5, 0)
-    stored = planner_for(Config(store="s", store_size=200), FOOTPRINT)
-    assert stored.later_budget_bytes == 200
-    assert planner_for(Config(store="s", store_size=200), FOOTPRINT, later_budget_bytes=9).later_budget_bytes == 9
-    assert planner_for(config, FOOTPRINT, later_budget_bytes=0).later_budget_bytes == 0
+    stored = Config(store="s", store_size=200)
+    assert planner_for(stored, FOOTPRINT, "cpu").later_budget_bytes == 200
+    assert planner_for(stored, FOOTPRINT, "cpu", later_budget_bytes=9).later_budget_bytes == 9
+    assert planner_for(config, FOOTPRINT, "cpu", later_budget_bytes=0).later_budget_bytes == 0
 
 
 def test_what_is_reserved_is_not_planned_with() -> None:
     """Catches a plan that fills the place of a snapshot that is read from the store, and a room below nothing."""
     config = Config(pool_size=100)
-    assert planner_for(config, FOOTPRINT, reserved_bytes=30).capacity_bytes == 70
-    assert planner_for(config, FOOTPRINT, reserved_bytes=101).capacity_bytes == 0
+    assert planner_for(config, FOOTPRINT, "cpu", reserved_bytes=30).capacity_bytes == 70
+    assert planner_for(config, FOOTPRINT, "cpu", reserved_bytes=101).capacity_bytes == 0
 
 
 def test_only_a_plan_changes_the_order() -> None:
-    """Catches a forecast for `all` in an order in which no run works."""
-    for policy, order, expected in [
-        ("planned", "auto", "auto"),
-        ("planned", "file", "file"),
-        ("all", "auto", "file"),
-        ("last", "file", "file"),
+    """Catches a forecast for `all` in an order in which no run works, and memory taken where it gains nothing."""
+    for device, policy, order, ray, expected in [
+        ("cpu", "planned", "auto", None, "short first"),
+        ("cuda", "planned", "auto", None, "long first"),
+        ("cuda", "planned", "auto", "local", "short first"),
+        ("cuda", "planned", "file", None, "file"),
+        ("cpu", "all", "auto", None, "file"),
+        ("cuda", "last", "file", None, "file"),
     ]:
-        config = Config(policy=policy, order=order)
-        assert order_of(config) == planner_for(config, FOOTPRINT).order == expected
+        config = Config(policy=policy, order=order, ray=ray)
+        assert order_of(config, device) == planner_for(config, FOOTPRINT, device).order == expected
 
 
 def test_a_run_is_planned_if_its_prompts_are_known() -> None:

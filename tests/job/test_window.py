@@ -70,7 +70,7 @@ class Source:
 def engine_of(**facts: Any) -> Any:
     """What a planned feeder asks of an engine; request 1 is refused."""
     asked = {"can_run": lambda request: request.id != "apc-000001", "key_fingerprint": b"k", "held": lambda keys: set()}
-    return SimpleNamespace(**{"num_unfinished": 0, "footprint": Footprint(7, 1), **asked, **facts})
+    return SimpleNamespace(**{"num_unfinished": 0, "footprint": Footprint(7, 1), "device": "cpu", **asked, **facts})
 
 
 def test_reading_pauses_after_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +140,9 @@ def test_a_plan_leaves_room_for_the_largest_stored_snapshot(
     is not there."""
     kept: list[int] = []
     plan = planning.planner_for
-    reserves = lambda config, footprint, *, reserved_bytes: kept.append(reserved_bytes) or plan(config, footprint)  # noqa: E731
-    monkeypatch.setattr(planning, "planner_for", reserves)
+    monkeypatch.setattr(
+        planning, "planner_for", lambda *given, reserved_bytes: kept.append(reserved_bytes) or plan(*given)
+    )
     engine = engine_of(held=lambda keys: keys, can_run=lambda request: True)
     feeder: Any = planning.PlannedFeeder(Config(store=store, block_size=2), Source(requests((5,), (200,))), engine)
     assert feeder.next().plan.resume_at == (4 if store else 0) and kept == [reserved]

@@ -64,10 +64,10 @@ def test_for_later_the_gain_and_the_budget_hold(data: Dataset) -> None:
     """Catches a snapshot that saves less than asked for, more bytes than allowed, and a budget that is
     counted wrong."""
     for block_size, min_gain in ((1, 4), (3, 1), (3, 7)):
-        free = make_plan(data, Planner(block_size, "auto", HYBRID, None, min_gain, None))
+        free = make_plan(data, Planner(block_size, "short first", HYBRID, None, min_gain, None))
         most = free.for_later[block_size].num_bytes
         for budget in (0, most // 3, most - 1, most):
-            plan = make_plan(data, Planner(block_size, "auto", HYBRID, None, min_gain, max(budget, 0)))
+            plan = make_plan(data, Planner(block_size, "short first", HYBRID, None, min_gain, max(budget, 0)))
             kept = set(kept_for_later(data, plan))
             gains = {prefix: len(prefix) - nearest_above(prefix, kept) for prefix in kept}
             where = (data.where, block_size, min_gain, budget)
@@ -85,7 +85,7 @@ def test_for_later_what_the_store_has_is_not_written_again() -> None:
     for _ in range(tries(300)):
         data = random_dataset(random.getrandbits(32))
         held = random_held(data, 2)
-        plan = make_plan(data, Planner(2, "auto", STATE_ONLY, None, 5, None), held)
+        plan = make_plan(data, Planner(2, "short first", STATE_ONLY, None, 5, None), held)
         kept = set(kept_for_later(data, plan))
         assert not kept & held, data.where
         assert all(len(p) - nearest_above(p, kept | held) >= 5 for p in kept), data.where

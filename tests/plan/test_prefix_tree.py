@@ -73,7 +73,7 @@ def test_views_of_one_array_make_a_chain() -> None:
     assert sizes == {4096, 8192, 16_384, 32_768}
     shape = TreeShape(tree)
     assert (tree.unique_tokens, tree.num_nodes) == (30_000, 10_001)
-    assert shape.order("auto") == list(range(10_000))
+    assert shape.order("short first") == list(range(10_000))
     assert shape.conversations_below[1] == 1
 
 
@@ -106,7 +106,7 @@ def test_the_shape_counts_what_is_below(data: Dataset) -> None:
 def test_depth_first_keeps_what_shares_a_prefix_together(data: Dataset) -> None:
     """Catches an order that leaves a subtree and comes back, or that takes a long prompt before its own
     prefix."""
-    order = TreeShape(data.tree()).order("auto")
+    order = TreeShape(data.tree()).order("short first")
     assert sorted(order) == list(range(len(data.prompts)))
     for prefix in distinct_prefixes(data):
         ranks = [r for r, i in enumerate(order) if data.prompts[i][: len(prefix)] == prefix]
@@ -114,11 +114,27 @@ def test_depth_first_keeps_what_shares_a_prefix_together(data: Dataset) -> None:
         assert all(data.prompts[order[r]] == prefix for r in ranks[: data.prompts.count(prefix)]), data.where
 
 
+def test_a_long_prompt_goes_first_in_its_part(data: Dataset) -> None:
+    """Catches a request that is lost or runs twice, parts of one node that are not the order of short prompts, and a
+    prefix whose prompts do not follow one another although it begins a part."""
+    shape = TreeShape(data.tree())
+    assert shape.order("long first", 1) == shape.order("short first")
+    for most in (2, 3, 100):
+        order = shape.order("long first", most)
+        assert sorted(order) == list(range(len(data.prompts))), data.where
+    for prefix in distinct_prefixes(data):
+        ranks = [r for r, i in enumerate(order) if data.prompts[i][: len(prefix)] == prefix]
+        assert ranks == list(range(ranks[0], ranks[0] + len(ranks))), (data.where, prefix)
+    chain = dataset([1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [1, 2, 9])
+    assert TreeShape(chain.tree()).order("long first", 100) == [3, 2, 1, 4, 0]
+    assert TreeShape(chain.tree()).order("long first", 2) == [0, 2, 1, 4, 3]
+
+
 def test_heavy_subtrees_come_last_and_ties_keep_the_files_order() -> None:
     """Catches a branch whose snapshot waits for the large subtree, and an order that depends on the tokens'
     values."""
     data = dataset([1, 9], [1, 9, 1], [1, 5], [1, 2], [1, 5])
-    assert TreeShape(data.tree()).order("auto") == [3, 0, 1, 2, 4]
+    assert TreeShape(data.tree()).order("short first") == [3, 0, 1, 2, 4]
 
 
 def test_each_is_the_first_with_so_many_tokens(data: Dataset) -> None:

@@ -11,6 +11,7 @@ import pytest
 from apcbatch.plan import windows as module
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Plan, Planner
+from apcbatch.plan.tree_shape import ORDERS
 from apcbatch.plan.windows import REQUEST_TOKENS, Window, Windows
 from tests.effort import tries
 from tests.plan.plan_oracle import (
@@ -113,7 +114,7 @@ def run(
     return plans, most
 
 
-@pytest.mark.parametrize("order", ["auto", "file"])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("footprint", [STATE_ONLY, HYBRID])
 def test_what_is_handed_on_is_there_and_is_released(order: str, footprint: Footprint) -> None:
     """Catches a snapshot that is read after its last reader, or held for ever; and with all later requests known and

@@ -11,6 +11,7 @@ import pytest
 from apcbatch.engine.coverage import CoverageTree
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Planner
+from apcbatch.plan.tree_shape import ORDERS
 from apcbatch.tuning.forecast import Forecast, Forecaster
 from apcbatch.types import RequestPlan
 from tests.effort import tries
@@ -18,7 +19,6 @@ from tests.plan.plan_oracle import Dataset, dataset, ideals, random_dataset, ser
 from tests.tuning.forecasts import Seen, forecast
 
 BLOCKS = [1, 2, 3, 5, 8, 64]
-ORDERS = ["auto", "file"]
 FOOTPRINT = Footprint(100, kv_token_bytes=3, page_tokens=4)
 
 
