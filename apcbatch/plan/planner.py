@@ -40,7 +40,7 @@ from apcbatch.types import RequestPlan
 
 LARGEST_SHARE = 4  # snapshots for the next window take at most a fourth of the memory for snapshots
 LONG_FIRST_SHARE = 2  # with `long first`, snapshots take at most half of it, as far as that is possible
-MOST_WAITING = 64  # snapshots of a path with `long first`; if they are too many, a quarter of it, and so on
+MOST_WAITING = 64  # maximum snapshots of a path with `long first`
 
 
 @dataclass(frozen=True)
@@ -201,15 +201,15 @@ class Planner:
 
     def _order(self, shape: TreeShape, held: Held) -> list[int]:
         """Return the running order. With `long first`: of the largest parts whose snapshots leave room for others."""
-        most = MOST_WAITING
+        most, share = MOST_WAITING, max(0, self.capacity_bytes or 0) // LONG_FIRST_SHARE
         while self.order == "long first" and self.capacity_bytes is not None and most > 1:
             order = shape.order(self.order, most)
             source, owners = simulate_all(shape, order, held)
             memory = measure_memory(plan_without_limit(source, owners, order, held), order, self.footprint)
-            if memory.peak_bytes <= self.capacity_bytes // LONG_FIRST_SHARE:
+            if memory.peak_bytes <= share:
                 return order
-            most //= 4
-        return shape.order(self.order, most)
+            most = min(most - 1, most * share // memory.peak_bytes)
+        return shape.order(self.order, max(1, most))
 
     def _readers_ahead(
         self, shape: TreeShape, order: list[int], ahead: list[int], stored: Iterable[TreePoint], here: set[TreePoint]

@@ -112,7 +112,7 @@ def test_long_prompts_go_first_as_far_as_their_snapshots_leave_room() -> None:
     computed again for it."""
     spine = list(range(100))
     data = dataset(spine, *[[*spine[:end], 1000 + end] for end in range(1, 100)])
-    for capacity, parts, live in [(None, 2, 65), (2000, 2, 65), (640, 7, 18), (120, 25, 6), (30, 100, 3)]:
+    for capacity, parts, live in [(None, 2, 65), (2000, 2, 65), (640, 4, 32), (120, 25, 6), (30, 100, 3)]:
         plan = make_plan(data, Planner(1, "long first", STATE_ONLY, capacity))
         assert len(set(plan.leaders)) <= parts + 1 and plan.peak_live_snapshots <= live, capacity
         assert plan.computed_tokens == plan.unique_tokens, capacity
