@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from apcbatch.tools import EpisodeCode, Message, tool_message, unknown_tool
+from apcbatch.tools import MOST_RESULT_BYTES, EpisodeCode, Message, tool_message, unknown_tool
 
 
 @dataclass
@@ -26,7 +27,7 @@ def play(factory: Callable[..., Any], line: Mapping[str, Any], answers: Iterable
 
     factory: as for --tools. line: the parsed line of INPUT. answers: what the model says, one for each turn: a text, a
     list of calls as (name, arguments), or a message in OpenAI's form. Raises ToolError, with the exception of the
-    user's code as its cause, where a run would write an error record.
+    user's code as its cause, where a run would write an error record. Warns of a result that is cut.
     """
     with closing(EpisodeCode(factory, line, sample)) as code:
         body = line if "messages" in line else line.get("body") or {}
@@ -38,7 +39,10 @@ def play(factory: Callable[..., Any], line: Mapping[str, Any], answers: Iterable
             calls = message.get("tool_calls") or ()
             texts = [unknown_tool(call["function"]["name"], tools) for call in calls]
             known = [call["function"] for call, text in zip(calls, texts, strict=True) if text is None]
-            results = iter(code.call([(one["name"], json.loads(one["arguments"])) for one in known]))
+            found = code.call([(one["name"], json.loads(one["arguments"])) for one in known])
+            for one in (one for one, (_, is_cut, _) in zip(known, found, strict=True) if is_cut):
+                warnings.warn(f"the result of {one['name']} is cut at {MOST_RESULT_BYTES:,} bytes", stacklevel=2)
+            results = iter(found)
             played.messages += [
                 tool_message(call["id"], next(results)[0] if text is None else text)
                 for call, text in zip(calls, texts, strict=True)

@@ -18,7 +18,7 @@ import orjson
 
 Message = dict[str, Any]
 
-MOST_RESULT_BYTES = 1 << 20  # text of a result; the rest is cut
+MOST_RESULT_BYTES = 1 << 20  # text of a result, the rest is cut; text of `next` and score, more is an error
 MOST_RETURNED_BYTES = 10_000_000  # of one returned value; more is an error
 SHOWN_CHARACTERS = 500  # of an exception's text
 UNREAD_CALL = (
@@ -101,7 +101,7 @@ class EpisodeCode:
             return None
         if not (isinstance(value, Mapping) and value.get("role") == "user" and isinstance(value.get("content"), str)):
             raise ToolError('next returned neither None nor {"role": "user", "content": a text}')
-        return {"role": "user", "content": _cut(_checked_text("next", value["content"]))[0]}
+        return {"role": "user", "content": _checked_text("next", value["content"], MOST_RESULT_BYTES)}
 
     def score(self, messages: list[Message]) -> dict[str, Any]:
         """Return the score; empty if the episode has none."""
@@ -177,6 +177,13 @@ def too_long(what: str, timeout: float) -> str:
     return f"{what} took more than {timeout:g} s (--tool-timeout)"
 
 
+def error_text(error: BaseException) -> str:
+    """Return an exception's text in UTF-8; a long one is cut, and says so."""
+    text = str(error).encode(errors="backslashreplace").decode()
+    cut = f"{text[:SHOWN_CHARACTERS]}... (the first {SHOWN_CHARACTERS} of {len(text):,} characters)"
+    return text if len(text) <= SHOWN_CHARACTERS else cut
+
+
 def unknown_tool(name: str, tools: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the result of a call of a tool that is not offered; None if it is offered."""
     names = [tool.get("function", tool)["name"] for tool in tools]
@@ -199,7 +206,7 @@ def _sample_of(factory: Callable[..., Any], sample: int) -> dict[str, int]:
 
 
 def _raised(what: str, error: BaseException) -> ToolError:
-    return ToolError(f"{what} raised {type(error).__name__}: {error!s:.{SHOWN_CHARACTERS}}".rstrip(": "))
+    return ToolError(f"{what} raised {type(error).__name__}: {error_text(error)}".rstrip(": "))
 
 
 def _result_text(what: str, value: Any) -> tuple[str, bool]:
@@ -214,7 +221,7 @@ def _as_json(what: str, value: Any, most: int = MOST_RETURNED_BYTES) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_as_object)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ToolError(f"{what} returned what cannot be written as JSON: {error!s:.{SHOWN_CHARACTERS}}") from None
+        raise ToolError(f"{what} returned what cannot be written as JSON: {error_text(error)}") from None
     return _checked_text(what, text, most)
 
 
@@ -230,7 +237,7 @@ def _checked_text(what: str, text: str, most: int = MOST_RETURNED_BYTES) -> str:
     except UnicodeEncodeError:
         raise ToolError(f"{what} returned a text that UTF-8 cannot write: it holds half of a surrogate pair") from None
     if size > most:
-        raise ToolError(f"{what} returned {size:,} bytes; at most {most:,} are taken")
+        raise ToolError(f"{what} returned {size:,} bytes; at most {most:,} are taken, so shorten it")
     return str(text)
 
 

@@ -96,17 +96,35 @@ def test_code_may_be_async_and_need_no_base_class(factory):
         ({"a": b"x"}, "it holds a bytes"),
         ("\ud800", "surrogate"),
         ("x" * 10_000_001, "10,000,001 bytes"),
-        (KeyError("of"), "raised KeyError: 'of'"),
+        (KeyError("of"), "raised KeyError: 'of'$"),
+        (OSError("\udce9" + "x" * 600), r"raised OSError: \\udce9x+\.\.\. \(the first 500 of 606 characters\)$"),
     ],
     ids=lambda value: str(value)[:20],
 )
 def test_what_a_call_may_not_return(value, reason):
-    """Fault: a value that no record can hold, or that fills the memory, goes into the history."""
+    """Faults: a value that no record can hold, or that fills the memory, goes into the history; a reason that is cut
+    without a word, or that no record can hold."""
     with pytest.raises(ToolError, match=reason):
         play(returning(value), LINE, [[("add", {})]])
 
 
 def test_a_long_result_is_cut_between_characters():
-    """Faults: megabytes go into a prompt; a character is cut in two."""
-    played = play(returning("x" + "é" * MOST_RESULT_BYTES), LINE, [[("add", {})]])
+    """Faults: megabytes go into a prompt; a character is cut in two; nothing says so."""
+    with pytest.warns(UserWarning, match="the result of add is cut at 1,048,576 bytes"):
+        played = play(returning("x" + "é" * MOST_RESULT_BYTES), LINE, [[("add", {})]])
     assert len(played.messages[-1]["content"].encode()) == MOST_RESULT_BYTES - 1
+
+
+@pytest.mark.parametrize("length", [MOST_RESULT_BYTES, MOST_RESULT_BYTES + 1])
+def test_a_long_user_message_fails(length):
+    """Fault: a user's message is cut without a word, and the answer is to another question."""
+
+    class Asking(Adder):
+        def next(self, messages):
+            return {"role": "user", "content": "x" * length}
+
+    if length > MOST_RESULT_BYTES:
+        with pytest.raises(ToolError, match="next returned 1,048,577 bytes; at most 1,048,576 are taken, so shorten"):
+            play(Asking, LINE, ["3"])
+    else:
+        assert play(Asking, LINE, ["3"]).messages[-1]["content"] == "x" * length

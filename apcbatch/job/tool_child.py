@@ -22,7 +22,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-from apcbatch.tools import SHOWN_CHARACTERS, EpisodeCode, ToolError
+from apcbatch.tools import EpisodeCode, ToolError, error_text
 
 STACK_BYTES = 4 << 20  # of an episode's thread
 Request = dict[str, Any]
@@ -78,6 +78,7 @@ def main(run_number: int, memory: int, timeout: float) -> None:
                         episodes[key] = thread, queue
                     episodes[key][1].put(request)
         except BaseException as error:  # of an import, or no memory for a thread
+            traceback.print_exc()  # to the log
             reason = reason or _reason(error)
             send(request, None, _reason(error))
 
@@ -128,4 +129,4 @@ def _play(queue: SimpleQueue[Request | None], factory: Any, send: Send, timeout:
 
 
 def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error!s:.{SHOWN_CHARACTERS}}"
+    return str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error_text(error)}"

@@ -67,6 +67,7 @@ class Adder(Tools):
         time.sleep(random.random() * float(os.environ.get("LIVE_SLEEP", "0")))
         match self.kind:
             case "raise": raise KeyError("x")
+            case "half": raise OSError("\\udce9" + "y" * 700)
             case "hang": time.sleep(100)
             case "busy":
                 while True: pass
@@ -89,6 +90,7 @@ class Adder(Tools):
 
     def next(self, messages):
         if self.kind == "next": return 5
+        if self.kind == "long": return {"role": "user", "content": "x" * 2_000_000}
         said = sum(message["role"] == "user" for message in messages)
         return None if said > 3 else {"role": "user", "content": f"and {said} more?"}
 
@@ -256,7 +258,9 @@ HOSTILE = {
     "bytes": "call('add') returned a bytes",
     "cycle": "call('add') returned what cannot be written as JSON: Circular",
     "big": "call('add') returned 10,000,001 bytes",
+    "half": "call('add') raised OSError: \\udce9yyy",
     "next": "next returned neither",
+    "long": "next returned 2,000,000 bytes; at most 1,048,576",
     "score": "score returned what cannot be written as JSON",
     "large": "score returned what no record can hold",
     "fork": None,
@@ -266,8 +270,8 @@ HOSTILE = {
 
 @pytest.mark.slow
 def test_hostile_tools_fail_alone(live, tmp_path, monkeypatch):
-    """Faults: one episode's tool ends the run or another episode; its error does not say what happened, or has no
-    transcript; the episodes of a worker that died differ from undisturbed ones."""
+    """Faults: one episode's tool, or the text of what it raises, ends the run or another episode; its error does not
+    say what happened, or has no transcript; the episodes of a worker that died differ from undisturbed ones."""
     monkeypatch.setattr("apcbatch.job.tool_workers.DROP_SECONDS", 1.0)
     whole = untimed(live()[1])
     caller = next(
@@ -513,6 +517,7 @@ def test_what_is_refused(live, apcbatch, tmp_path, options, code, words):
         done, _ = live(*options)
     assert done.code == code and words in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
+    assert "cannot be used: " not in words or "Traceback" in (tmp_path / "out.jsonl.tools.log").read_text()
 
 
 def test_code_is_named_on_the_command_line_alone(apcbatch, live, tmp_path, monkeypatch):
