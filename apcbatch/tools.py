@@ -21,6 +21,7 @@ Message = dict[str, Any]
 MOST_RESULT_BYTES = 1 << 20  # text of a result, the rest is cut; text of `next` and score, more is an error
 MOST_RETURNED_BYTES = 10_000_000  # of one returned value; more is an error
 SHOWN_CHARACTERS = 500  # of an exception's text
+TOO_LONG = "(--tool-timeout)"  # end of the sentence about code that took too long
 UNREAD_CALL = (
     "A tool call in your last message could not be read and was not made. Write the call again, in exactly the format "
     "that the instructions give, with arguments that are valid JSON."
@@ -174,7 +175,7 @@ async def _in_order(waits: Sequence[Awaitable[Any]]) -> list[Any]:
 
 def too_long(what: str, timeout: float) -> str:
     """Return the sentence about code that took too long."""
-    return f"{what} took more than {timeout:g} s (--tool-timeout)"
+    return f"{what} took more than {timeout:g} s {TOO_LONG}"
 
 
 def error_text(error: BaseException) -> str:

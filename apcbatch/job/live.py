@@ -26,21 +26,12 @@ from apcbatch.job.feed import Feeder
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import Ticket, read_record, record_number
 from apcbatch.job.sink import FileSink
-from apcbatch.job.tool_child import STACK_BYTES
-from apcbatch.job.tool_workers import Reply, ToolWorkers
+from apcbatch.job.tool_workers import Reply, ToolWorkers, most_open
 from apcbatch.job.work import Failure, JobEngine, Work
 from apcbatch.tools import Message
 from apcbatch.types import Result
 
-MOST_OPEN = 1 << 12  # episodes
 WAIT_S = 0.2
-
-
-def most_open(config: Config) -> int:
-    """Return how many episodes may be open: the stacks of their threads get a quarter of --tool-memory."""
-    if config.tool_memory is None:
-        return MOST_OPEN
-    return min(MOST_OPEN, config.tool_workers * max(1, config.tool_memory // (4 * STACK_BYTES)))
 
 
 class LiveFeeder(Feeder):
@@ -66,7 +57,7 @@ class LiveFeeder(Feeder):
         self.stage = Stage(self._config, renderer, workers)
         self._open: dict[int, Episode] = {}
         self._stride = config.max_turns * config.samples
-        self._num_episodes = self._num_handed_out = self._num_lines = 0
+        self._num_episodes = self._num_handed_out = 0
         self.idle_s = 0.0
         self._is_read, self._most_open = False, most_open(config)
 
@@ -153,9 +144,8 @@ class LiveFeeder(Feeder):
     def _numbered(self, ticket: Ticket) -> Ticket:
         """Count a line. Return its ticket with the first of its numbers: the position of its first request, or that
         which OUT has for it, or one behind all of OUT's if another line has that."""
-        position = self._num_lines * self._stride
-        self._num_lines += 1
-        self.num_requests = self._num_lines
+        position = self.num_requests * self._stride
+        self.num_requests += 1
         answers, number = self._answers, position
         for sample in range(self._config.samples if answers and ticket.turn is not None else 0):
             if (record := answers.find(self._ticket_of(ticket, sample, 1))) is not None:

@@ -28,14 +28,16 @@ from apcbatch.data.input.messages import ContentWarnings
 from apcbatch.data.input.tools import check_tools
 from apcbatch.display import counted
 from apcbatch.errors import RequestError, UsageError
-from apcbatch.job.tool_child import json_line
-from apcbatch.tools import too_long
+from apcbatch.job.tool_child import STACK_BYTES, json_line
+from apcbatch.tools import TOO_LONG, too_long
 
 TOOLS_LOG_SUFFIX = ".tools.log"
 MOST_REPLY_BYTES = 1 << 30
 START_SECONDS = 30.0  # that a worker may take to import the code, besides the time limit
 GRACE_SECONDS = 0.5  # after its time limit, in which code says itself that it took too long
 DROP_SECONDS = 5.0  # in which a worker must confirm that an episode was dropped
+MOST_OPEN = 1 << 12  # episodes
+MOST_LATE = 64  # replies of a worker that takes more episodes
 MOST_IDLE_LOSSES = 8  # of workers that end while none of their code is called
 MOST_WAIT_S = 0.2  # between two looks at whether workers live
 _EXPECTED = "expected PACKAGE.MODULE:FACTORY, where FACTORY(row) returns an episode"
@@ -70,7 +72,8 @@ class _Asked:
 
 class _Worker:
     """A running worker. socket: requests and replies. asked: op -> request without a reply. episodes: keys of its
-    episodes. is_own: it has one episode alone. is_loaded: it has imported the code."""
+    episodes. num_late: requests that took too long, each perhaps with a thread that still runs. is_own: it has one
+    episode alone. is_loaded: it has imported the code."""
 
     def __init__(self, config: Config, log: int, is_own: bool) -> None:
         self.socket, theirs = socket.socketpair()
@@ -92,6 +95,7 @@ class _Worker:
         self.socket.setblocking(False)
         self.asked: dict[int, _Asked] = {}
         self.episodes: set[int] = set()
+        self.num_late = 0
         self.is_own, self.is_loaded, self.is_broken, self.is_heard = is_own, False, False, False
         self.unsent, self._read = bytearray(), bytearray()
         self.send(0, -1, "load", config.tools)
@@ -142,7 +146,7 @@ class ToolWorkers:
         self._alone: dict[int, str | None] = {}  # key that needs a worker of its own -> how that ended
         self._queue: deque[tuple[int, int, Sequence[Any]]] = deque()  # of those, not made yet
         self._ready: list[Reply] = []
-        self._op = 0
+        self._op, self._most_late = 0, min(MOST_LATE, most_open(config) // config.tool_workers)
         self._looked = 0.0  # when the workers were last looked at
         self.digest = ""
 
@@ -243,8 +247,9 @@ class ToolWorkers:
         return worker
 
     def _choose(self) -> _Worker:
-        """Return the worker with the fewest episodes; a new one while there are fewer than --tool-workers."""
-        shared = [worker for worker in self._workers if not worker.is_own]
+        """Return the worker with the fewest episodes; a new one while there are fewer than --tool-workers. One that
+        was late too often takes no more."""
+        shared = [one for one in self._workers if not one.is_own and one.num_late < self._most_late]
         best = min(shared, key=lambda worker: len(worker.episodes), default=None)
         may_start = len(shared) < self._config.tool_workers
         return self._start(False) if best is None or (best.episodes and may_start) else best
@@ -277,7 +282,9 @@ class ToolWorkers:
                 if asked.error is not None:
                     self._places.pop(asked.key, None)
                     worker.episodes.discard(asked.key)
-                self._ready.append(Reply(asked.key, value["value"], asked.error or value["error"]))
+                error = asked.error or value["error"]
+                worker.num_late += error is not None and error.endswith(TOO_LONG)
+                self._ready.append(Reply(asked.key, value["value"], error))
         for op, asked in list(worker.asked.items()) if looks and not worker.is_heard else ():
             if now < asked.deadline or worker.is_broken:
                 continue
@@ -286,6 +293,9 @@ class ToolWorkers:
             worker.send(op, asked.key, "drop", True)
         if worker.is_broken:
             self._lose(worker)
+        elif worker.num_late >= self._most_late and not worker.episodes:
+            self._workers.remove(worker)
+            worker.end()
 
     def _lose(self, worker: _Worker) -> None:
         """Remove a worker that has ended or must end. Its only episode is the reason; of several, those whose code was
@@ -303,6 +313,13 @@ class ToolWorkers:
             self._alone |= dict.fromkeys(worker.episodes, f"its worker process ended {how} between two calls")
         elif not is_alone and (asked or self.num_lost > MOST_IDLE_LOSSES):
             self._alone |= dict.fromkeys([one.key for one in asked] or worker.episodes)
+
+
+def most_open(config: Config) -> int:
+    """Return how many episodes may be open: the stacks of their threads get a quarter of --tool-memory."""
+    if config.tool_memory is None:
+        return MOST_OPEN
+    return min(MOST_OPEN, config.tool_workers * (config.tool_memory // (4 * STACK_BYTES)))
 
 
 def factory_name(tools: str | Callable[..., Any]) -> str:

@@ -20,7 +20,7 @@ from apcbatch.config import Config
 from apcbatch.cores import find_memory, may_have_gpu
 from apcbatch.engine.memory import MemoryPlan, Use
 from apcbatch.engine.serving import LOOK_AHEAD
-from apcbatch.job.live import most_open
+from apcbatch.job.tool_workers import most_open
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Plan

@@ -143,6 +143,15 @@ class Blocking(Adder):
         return "fine"
 
 
+class Threaded(Adder):
+    """Coroutines that wait for threads, which no time limit ends."""
+
+    async def call(self, name, arguments):
+        import asyncio
+        await asyncio.to_thread(time.sleep, 100 * (self.kind == "hang"))
+        return "fine"
+
+
 class Beside(Adder):
     """Its two calls of one answer must run side by side."""
 
@@ -428,6 +437,39 @@ def test_replies_that_waited_for_the_run_are_not_late(live, tmp_path, monkeypatc
             while len(found) < len(keys):
                 found += workers.poll(0.0)
             assert {reply.error for reply in found} == {None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factory", ["Adder", "Threaded"])
+def test_threads_that_hang_do_not_pile_up(live, tmp_path, monkeypatch, factory):
+    """Faults: threads that hang fill --tool-memory, so that good episodes fail; a worker with such threads stays, or
+    takes its other episodes with it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("apcbatch.job.tool_workers.GRACE_SECONDS", 0.0)
+    config = Config(tools=f"live_tools:{factory}", tool_timeout=0.1, tool_workers=1, tool_memory=100 << 20)
+
+    def ask(keys, do, *values):
+        found = []
+        for key in keys:
+            workers.ask(key, do, *values)
+        while len(found) < len(keys):
+            found += workers.poll(0.2)
+        return {reply.error for reply in found}
+
+    with opened_workers(config, str(tmp_path / "log"), pytest.fail) as workers:
+        assert ask([99], "make", {"id": "good"}, 0) == {None}
+        [first] = workers._workers
+        for begin in range(0, 25, 5):
+            keys = range(begin, begin + 5)
+            assert ask(keys, "make", {"id": "e", "kind": "hang"}, 0) == {None}
+            assert ask(keys, "call", [("add", {"n": 1})]) == {"call('add') took more than 0.1 s (--tool-timeout)"}
+            for key in keys:
+                workers.drop(key)
+        assert ask([99], "call", [("add", {"n": 1})]) == {None} and len(workers._workers) == 2
+        workers.drop(99)
+        assert ask([100], "make", {"id": "good"}, 0) == {None}
+        while first in workers._workers:
+            workers.poll(0.1)
 
 
 @pytest.mark.slow
