@@ -115,16 +115,26 @@ def test_a_long_result_is_cut_between_characters():
     assert len(played.messages[-1]["content"].encode()) == MOST_RESULT_BYTES - 1
 
 
-@pytest.mark.parametrize("length", [MOST_RESULT_BYTES, MOST_RESULT_BYTES + 1])
-def test_a_long_user_message_fails(length):
-    """Fault: a user's message is cut without a word, and the answer is to another question."""
+@pytest.mark.parametrize(
+    ("said", "scored", "reason"),
+    [
+        (MOST_RESULT_BYTES, 0, None),
+        (MOST_RESULT_BYTES + 1, 0, "next returned 1,048,577 bytes; at most 1,048,576 are taken, so shorten it"),
+        (0, MOST_RESULT_BYTES, "score returned 1,048,585 bytes; at most 1,048,576 are taken, so shorten it"),
+    ],
+)
+def test_a_long_user_message_or_score_fails(said, scored, reason):
+    """Faults: a user's message is cut without a word, and the answer is to another question; a score fills OUT."""
 
-    class Asking(Adder):
+    class Long(Adder):
         def next(self, messages):
-            return {"role": "user", "content": "x" * length}
+            return {"role": "user", "content": "x" * said}
 
-    if length > MOST_RESULT_BYTES:
-        with pytest.raises(ToolError, match="next returned 1,048,577 bytes; at most 1,048,576 are taken, so shorten"):
-            play(Asking, LINE, ["3"])
+        def score(self, messages):
+            return {"a": "x" * scored}
+
+    if reason is None:
+        assert play(Long, LINE, ["3"]).messages[-1]["content"] == "x" * said
     else:
-        assert play(Asking, LINE, ["3"]).messages[-1]["content"] == "x" * length
+        with pytest.raises(ToolError, match=reason):
+            play(Long, LINE, ["3"])

@@ -264,11 +264,9 @@ class Episode:
         calls = [(call.name, call.arguments) for call, text in zip(answer.calls, texts, strict=True) if text is None]
         results = iter((yield from self._asked("call", calls)) if calls else ())
         appended, used = list[Message](), list[dict[str, Any]]()
-        for call, text in zip(answer.calls, texts, strict=True):
-            is_cut, seconds = False, 0.0
-            error = "unknown_tool" if text is not None else None
-            if text is None:
-                text, is_cut, seconds = next(results)
+        for call, unknown in zip(answer.calls, texts, strict=True):
+            text, is_cut, seconds = (unknown, False, 0.0) if unknown is not None else next(results)
+            error = None if unknown is None else "unknown_tool"
             if is_cut:
                 error = f"cut at {MOST_RESULT_BYTES:,} bytes"
                 self.stage.renderer.warn_once(

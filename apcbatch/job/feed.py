@@ -339,12 +339,7 @@ class Feeder:
         self.num_open_rollouts -= 1
 
     def _feed_back(
-        self,
-        rollout: OpenRollout,
-        ticket: Ticket,
-        token_ids: list[int],
-        stopped: bool,
-        stop_reason: int | str | None,
+        self, rollout: OpenRollout, ticket: Ticket, token_ids: list[int], stopped: bool, stop_reason: int | str | None
     ) -> RequestError | None:
         """Append an answer to the conversation, and make the prompt of the next turn. Do nothing after the last turn.
         Return the error if the prompt cannot be made, else None. stopped: the finish reason is `stop`. stop_reason: as

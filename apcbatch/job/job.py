@@ -23,7 +23,7 @@ from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestE
 from apcbatch.job.continuation import REPLACED, command_line, command_words, nothing_left
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.feed import Feeder
-from apcbatch.job.live import LiveFeeder, drop_stale
+from apcbatch.job.live import LiveFeeder, stale_records
 from apcbatch.job.opening import OpenRun, check_paths, open_run
 from apcbatch.job.output import output_for
 from apcbatch.job.output_paths import STDOUT, check_summary, default_output, odd_names
@@ -339,8 +339,8 @@ class Job:
             self._write_ended(opened, sink)
         self._write_ended(opened, sink)
         self._totals.idle_s, self._totals.restarted = live.idle_s, live.stage.num_restarted
-        if live.stage.num_restarted and isinstance(sink, FileSink):
-            drop_stale(sink)
+        if live.stage.num_restarted and isinstance(sink, FileSink) and (stale := stale_records(sink.lines(), False)):
+            sink.keep(lambda offset, line: offset not in stale)
 
     def _submit(self, work: Work, engine: JobEngine, sink: Sink) -> None:
         if isinstance(work, Failure):

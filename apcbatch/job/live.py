@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 from apcbatch.config import Config
@@ -25,7 +26,6 @@ from apcbatch.job.episode import Answered, Episode, Stage
 from apcbatch.job.feed import Feeder
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import Ticket, read_record, record_number
-from apcbatch.job.sink import FileSink
 from apcbatch.job.tool_workers import Reply, ToolWorkers, most_open
 from apcbatch.job.work import Failure, JobEngine, Work
 from apcbatch.tools import Message
@@ -57,7 +57,7 @@ class LiveFeeder(Feeder):
         self.stage = Stage(self._config, renderer, workers)
         self._open: dict[int, Episode] = {}
         self._stride = config.max_turns * config.samples
-        self._num_episodes = self._num_handed_out = 0
+        self._keys, self._num_handed_out = count(), 0
         self.idle_s = 0.0
         self._is_read, self._most_open = False, most_open(config)
 
@@ -195,8 +195,7 @@ class LiveFeeder(Feeder):
             attempt = max((one["apcbatch"].get("attempt", 1) for one in records), default=1)
             past = [answered for one in records if (answered := Answered.of_record(one)) is not None]
             name, ticket_of = self._name(ticket, sample), partial(self._ticket_of, ticket, sample)
-            key = self._num_episodes
-            self._num_episodes += 1
+            key = next(self._keys)
             episode = self._open[key] = Episode(self.stage, key, name, sample, conversation, ticket_of, past, attempt)
             if not is_same or len(past) < len(records):
                 episode.begin_anew()
@@ -226,13 +225,6 @@ def stale_records(lines: Iterable[tuple[int, bytes]], retry_errors: bool) -> set
             if retry_errors and record["error"] is not None and record["error"]["retryable"]:
                 failed.add(name)
     return {offset for offset, name, attempt in found if attempt < latest[name] or name in failed}
-
-
-def drop_stale(sink: FileSink) -> None:
-    """Remove the stale records from OUT."""
-    stale = stale_records(sink.lines(), False)
-    if stale:
-        sink.keep(lambda offset, line: offset not in stale)
 
 
 def read_episode(name: str, lines: Iterable[bytes | None]) -> tuple[list[Message], dict[str, Any]]:

@@ -34,7 +34,7 @@ def act(kind):
         case "long": return "x" * 1_100_000
         case "sleep": time.sleep(0.05)
         case "odd": return "\\x00\\u2028<tool_call><|end|>"
-        case "raise": raise RuntimeError("no" * 10_000)
+        case "raise": raise RuntimeError("no\\udce9" * 10_000)
         case "hang": time.sleep(300)
         case "busy":
             while True: pass
