@@ -14,6 +14,7 @@ import re
 import reprlib
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -36,7 +37,7 @@ MOST_HEADER_VALUES = 3 << 20  # of all these headers together: 12 for each of 26
 MOST_DIMENSIONS = 8
 _MOST_NAME_CHARACTERS = 512
 _MOST_DTYPE_CHARACTERS = 16
-_KEYS = dict.fromkeys(("dtype", "shape", "data_offsets")).keys()
+_KEYS = {"dtype", "shape", "data_offsets"}
 _PIECE_BYTES = 1 << 20  # read, then digested while they are in the processor's cache
 
 
@@ -48,15 +49,6 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
-
-
-class _Entry(NamedTuple):
-    """A tensor in a header. begin, end: offsets of its bytes behind the header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 class _File(NamedTuple):
@@ -151,7 +143,7 @@ class WeightFiles:
         try:
             file = open_regular_file(path)
             opened = self._files[path] = _File(file, identity(file.fileno()))
-            begin, entries = self._read_header(opened)
+            tensors = self._read_header(path, opened)
         except FileNotFoundError:
             named = min((one.name for one in self.folder.glob("*.safetensors")), default=None)
             held = "no weights" if named is None else f"{visible(named)}, and no {INDEX}"
@@ -162,20 +154,16 @@ class WeightFiles:
         except (ValueError, RecursionError) as error:
             why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise ModelError(f"{path} is not a whole safetensors file ({why:.200}); copy it again") from None
-        for name, entry in entries.items():
-            other = self.tensors.get(name)
-            if other is not None:
-                raise ModelError(
-                    f"tensor {name:.120} stands in {other.path} and in {path}; expected each tensor in one file: "
-                    "download the model again into an empty folder"
-                )
-            self.tensors[name] = StoredTensor(
-                path, entry.dtype, entry.shape, begin + entry.begin, entry.end - entry.begin
+        if (name := next(filter(self.tensors.__contains__, tensors), None)) is not None:
+            raise ModelError(
+                f"tensor {name:.120} stands in {self.tensors[name].path} and in {path}; expected each tensor in one "
+                "file: download the model again into an empty folder"
             )
+        self.tensors |= tensors
 
-    def _read_header(self, opened: _File) -> tuple[int, dict[str, _Entry]]:
-        """Return where the tensors' bytes begin in a file, and its tensors by name. Raises ValueError, with a clause,
-        unless the tensors fill the file from there to its end."""
+    def _read_header(self, path: Path, opened: _File) -> dict[str, StoredTensor]:
+        """Return the tensors of a file by name. Raises ValueError, with a clause, unless they fill the file from its
+        header to its end."""
         file, size = opened.file, os.fstat(opened.file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= size - 8:
@@ -191,29 +179,30 @@ class WeightFiles:
             raise ValueError(
                 f"the headers of the weights have {self._header_values:,} values, the most is {MOST_HEADER_VALUES:,}"
             )
-        entries = json.loads(raw.decode(), object_pairs_hook=_compact)
-        if not isinstance(entries, dict):
+        begin = end = 8 + length
+        tensors = json.loads(raw.decode(), object_pairs_hook=partial(_compact, path, begin))
+        if not isinstance(tensors, dict):
             raise ValueError("its header is no object")
-        entries.pop("__metadata__", None)
-        for name, entry in entries.items():
+        tensors.pop("__metadata__", None)
+        for name, tensor in tensors.items():
             if len(name) > _MOST_NAME_CHARACTERS or not name.isprintable():
                 raise ValueError(
                     f"its header has the name {reprlib.repr(name)}; expected at most {_MOST_NAME_CHARACTERS} "
                     "printable characters"
                 )
-            if not isinstance(entry, _Entry):
+            if not isinstance(tensor, StoredTensor):
                 raise ValueError(f"its header says of {name:.80} no dtype, shape and data_offsets")
-            expected = math.prod(entry.shape) * _ITEM_BYTES.get(entry.dtype, 0)
-            if entry.dtype in _ITEM_BYTES and entry.end - entry.begin != expected:
-                raise ValueError(f"its header gives {name:.80} {entry.end - entry.begin:,} bytes, not {expected:,}")
-        end = 0
-        for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
-            if entry.begin != end:
-                raise ValueError(f"its header has {name:.80} at byte {entry.begin:,} of the data, expected at {end:,}")
-            end = entry.end
-        if 8 + length + end != size:
-            raise ValueError(f"its header promises {8 + length + end:,} bytes, the file has {size:,}")
-        return 8 + length, entries
+            expected = math.prod(tensor.shape) * _ITEM_BYTES.get(tensor.dtype, 0)
+            if tensor.num_bytes != expected and tensor.dtype in _ITEM_BYTES:
+                raise ValueError(f"its header gives {name:.80} {tensor.num_bytes:,} bytes, not {expected:,}")
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[1][3:]):
+            if tensor.offset != end:
+                at = f"at byte {tensor.offset - begin:,} of the data, expected at {end - begin:,}"
+                raise ValueError(f"its header has {name:.80} {at}")
+            end += tensor.num_bytes
+        if end != size:
+            raise ValueError(f"its header promises {end:,} bytes, the file has {size:,}")
+        return tensors
 
 
 def ignored_tensors(folder: Path, prefixes: tuple[str, ...]) -> str | None:
@@ -229,21 +218,21 @@ def ignored_tensors(folder: Path, prefixes: tuple[str, ...]) -> str | None:
     )
 
 
-def _compact(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Entry:
-    """Return an object of a header: an _Entry if it describes a tensor, otherwise a dict. Raises ValueError for a name
-    that stands in it twice."""
+def _compact(path: Path, data: int, pairs: list[tuple[str, Any]]) -> dict[str, Any] | StoredTensor:
+    """Return an object of a header: a StoredTensor if it describes a tensor, otherwise a dict. data: where the tensors'
+    bytes begin in the file. Raises ValueError for a name that stands in it twice."""
     values = dict(pairs)
     if len(values) != len(pairs):
         raise ValueError("a name stands twice in its header")
     if values.keys() != _KEYS:
         return values
-    dtype, shape, offsets = (values[key] for key in _KEYS)
+    dtype, shape, offsets = values["dtype"], values["shape"], values["data_offsets"]
     if type(dtype) is str and type(shape) is list and type(offsets) is list and len(offsets) == 2:
         begin, end = offsets
-        is_entry = len(dtype) <= _MOST_DTYPE_CHARACTERS and dtype.isprintable() and len(shape) <= MOST_DIMENSIONS
-        is_entry = is_entry and type(begin) is int and type(end) is int and 0 <= begin <= end
-        if is_entry and all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
-            return _Entry(sys.intern(dtype), tuple(shape), begin, end)
+        is_tensor = len(dtype) <= _MOST_DTYPE_CHARACTERS and dtype.isprintable() and len(shape) <= MOST_DIMENSIONS
+        is_tensor = is_tensor and type(begin) is int and type(end) is int and 0 <= begin <= end
+        if is_tensor and all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
+            return StoredTensor(path, sys.intern(dtype), tuple(shape), data + begin, end - begin)
     return values
 
 
