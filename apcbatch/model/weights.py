@@ -26,7 +26,6 @@ from apcbatch.kernels.encoded_rows import EncodedRows
 from apcbatch.model.adapter import Adapter
 from apcbatch.model.decoding import BadPart, check_parts, codes_of, decode
 from apcbatch.model.encoded import Encoded, Keeping, check_floating, weights_of
-from apcbatch.model.host_copies import finite_rows
 from apcbatch.model.prefetch import Ahead
 from apcbatch.model.quantization import CODEC_VERSION
 from apcbatch.model.weight_files import FLOATING, StoredTensor, WeightFiles
@@ -205,7 +204,8 @@ class Checkpoint:
                 tensor, digest = self._read_bytes(name, stored)
             tensor = tensor.to(device)
             tensor = tensor if self._adapter is None else self._adapter.merged(name, tensor)
-            if not finite_rows(tensor.reshape(1, -1)):
+            low, high = tensor.aminmax()  # NaN if any number is
+            if not (high - low).isfinite():  # or the difference is too large, and nothing is replaced
                 tensor = tensor.where(tensor.isfinite(), math.nan)
         return tensor, digest
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import subprocess
 import sys
@@ -370,6 +372,24 @@ def test_a_file_cut_anywhere_is_a_sentence(tiny_checkpoint: Checkpoints, tmp_pat
         refused(folder, "model.safetensors is not a whole safetensors file")
     (folder / SINGLE).write_bytes(data + b"x")
     refused(folder, "model.safetensors is not a whole safetensors file")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_infinite_numbers_become_nan_and_all_others_stay(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Fault: an infinite number beside NaN, or one of each sign, stays; the extremes of the dtype are replaced."""
+    most, plain = torch.finfo(dtype).max, torch.linspace(-1, 1, 150, dtype=dtype)
+    changes = [{3: most, 90: -most}, {0: math.inf}, {149: -math.inf}, {7: math.inf, 8: -math.inf}]
+    for sign, place in itertools.product((1, -1), (8, 24, 39, 41, 56, 72, 104)):
+        changes.append({40: sign * math.inf, place: math.nan})
+    tensors = {f"part.{number}": plain.clone() for number in range(len(changes))}
+    for tensor, given in zip(tensors.values(), changes, strict=True):
+        for place, value in given.items():
+            tensor[place] = value
+    save_file(tensors, tmp_path / SINGLE)
+    with Checkpoint(tmp_path, torch.device("cpu")) as checkpoint:
+        for name, tensor in tensors.items():
+            expected = tensor.where(tensor.isfinite(), math.nan)
+            assert torch.equal(checkpoint.take(name, (150,)).nan_to_num(5.0), expected.nan_to_num(5.0)), name
 
 
 def test_the_memory_of_a_tensor_is_its_own_while_it_is_used(tmp_path: Path) -> None:
