@@ -26,7 +26,6 @@ from apcbatch.cli.program import main as apcbatch
 from apcbatch.cluster.driver import ClusterEngine
 from apcbatch.cluster.runtime import ClusterSettings, Hooks
 from apcbatch.cluster.wire import encode_request
-from apcbatch.config import Config
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS
 from apcbatch.job import opening
 from apcbatch.process import settle_collector
@@ -83,7 +82,7 @@ def measured(path: Path, workers: int) -> dict[str, Any]:
     opened_at: list[float] = []
     runtime = SimRuntime(SPEEDS)
 
-    def open_engine(config: Config, warn: object, note: object, most_workers: int | None) -> MeasuredEngine:
+    def open_engine(*_: object) -> MeasuredEngine:
         engines.append(MeasuredEngine(runtime, ClusterSettings(workers), Hooks(encoded)))
         opened_at.extend(clocks())
         return engines[0]

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.model.arena import StateArena
-from apcbatch.model.causal_lm import CausalLM, Part
+from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.families import load_model_config, state_layout
 
 VOCAB = 97
@@ -244,7 +244,7 @@ def save_tiny(folder: Path, name: str, seed: int, overrides: dict[str, Any]) -> 
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": values["eos_token_id"]}))
     config = load_model_config(folder)
     drawn, arena = _Drawn(name, seed), StateArena(state_layout(config, "float32"), 1, 1, torch.device("cpu"))
-    CausalLM(folder, config, torch.float32, arena, CpuBackend(), Part(drawn, range(config.num_layers)))
+    CausalLM(drawn, config, torch.float32, arena, CpuBackend(), range(config.num_layers))  # type: ignore[arg-type]
     save_file(drawn, folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -69,7 +69,8 @@ def class_parts(found: type) -> Iterator[str]:
 
 
 def parameters(called: Any) -> list[str]:
-    """Each parameter as it would be written, `self` left out. A default that has no short spelling is `...`."""
+    """Each parameter as it would be written, without `self` and private ones. A default that has no short spelling is
+    `...`."""
     factories = {
         field.name: field.default_factory
         for field in (dataclasses.fields(called) if dataclasses.is_dataclass(called) else ())
@@ -78,7 +79,7 @@ def parameters(called: Any) -> list[str]:
     written = []
     keyword_only = False
     for name, parameter in inspect.signature(called).parameters.items():
-        if name == "self":
+        if name == "self" or name.startswith("_"):
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
             keyword_only = True

@@ -30,6 +30,7 @@ from apcbatch.errors import RequestError
 from apcbatch.kernels.backend import Backend
 from apcbatch.kernels.cpu.ops import ops
 from apcbatch.model.causal_lm import CausalLM
+from apcbatch.model.weight_files import WeightFiles
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
 from apcbatch.store import Buffer
@@ -50,10 +51,11 @@ class Engine:
         options: EngineOptions | None = None,
         *,
         warn: Callable[[str], None] = lambda sentence: None,
+        _files: WeightFiles | None = None,
         **named: Any,
     ) -> None:
         options = replace(options, **named) if options else EngineOptions(**named)
-        parts = open_parts(model, options, warn)
+        parts = open_parts(model, options, warn, _files)
         self.dtype, self.block_size, self.policy = parts.dtype, options.block_size, options.policy
         self.device, num_devices = parts.devices[0].type, len(parts.devices)
         self.gpus = num_devices if self.device == "cuda" else 0
@@ -270,10 +272,13 @@ class Engine:
             self._store = None
 
 
-def open_engine(config: Config, cache_salt: str | None, warn: Callable[[str], None]) -> Engine:
-    """Open an engine with the options of a run, on its threads and instruction set. cache_salt: the secret text."""
+def open_engine(
+    config: Config, cache_salt: str | None, warn: Callable[[str], None], files: WeightFiles | None = None
+) -> Engine:
+    """Open an engine with the options of a run, on its threads and instruction set. cache_salt: the secret text. files:
+    see open_parts."""
     use_processor(config)
-    return Engine(config.model, EngineOptions.of(config, cache_salt), warn=warn)
+    return Engine(config.model, EngineOptions.of(config, cache_salt), warn=warn, _files=files)
 
 
 def extend_answers(current: Pass, eos_token_ids: Collection[int]) -> dict[Chunk, RequestError]:

@@ -25,7 +25,7 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.layout import DTYPE_BYTES, PAGE_TOKENS, StateLayout
 from apcbatch.model.adapter import WEIGHTS
-from apcbatch.model.encoded import Encoded, as_converted, mode_beside, weights_of
+from apcbatch.model.encoded import Encoded, Weights, as_converted, mode_beside, weights_of
 from apcbatch.model.families import family_of
 from apcbatch.model.feed_forward import Mixture
 from apcbatch.model.hf_config import ModelConfig
@@ -50,6 +50,7 @@ READ_AHEAD_SHARE = 16  # of the weights: twice AHEAD_SHARE of model/weights.py, 
 FLOAT = 4  # bytes
 # Rows of logits on a device for each row of a pass: its own, those of captured graphs, copies while tokens are drawn.
 LOGITS_ROWS = 7
+_BLOCK, _NUMBER = re.compile(r"(.*?\.\d+\.[^.]+)(.*)"), re.compile("[0-9]+")  # of the names of tensors
 
 
 def num_live_slots(max_running: int) -> int:
@@ -335,13 +336,16 @@ class MemoryPlan:
             yield f"--max-running {live}"
 
 
-def smaller_sizes(folder: Path, config: ModelConfig, mode: str, device: str, dtype: str) -> dict[str, CheckpointSizes]:
+def smaller_sizes(
+    folder: Path, config: ModelConfig, mode: str, device: str, dtype: str, weights: Weights | None = None
+) -> dict[str, CheckpointSizes]:
     """Return the sizes of a checkpoint with each remedy by which fewer bytes of its weights are in memory, by the
-    remedy in words. mode, device, dtype: see Keeping."""
-    found = {"--weights encoded": checkpoint_sizes(folder, config, "encoded", device, dtype)}
+    remedy in words. mode, device, dtype: see Keeping. weights: see checkpoint_sizes."""
+    weights = weights or _weights(folder, config)
+    found = {"--weights encoded": checkpoint_sizes(folder, config, "encoded", device, dtype, weights=weights)}
     for bits in (8, 4):
         remedy = f"MODEL as a copy that `apcbatch convert --to int{bits}` makes"
-        found[remedy] = checkpoint_sizes(folder, config, mode, device, dtype, bits=bits)
+        found[remedy] = checkpoint_sizes(folder, config, mode, device, dtype, None, weights, bits)
     return {remedy: sizes for remedy, sizes in found.items() if sizes}
 
 
@@ -352,12 +356,13 @@ def checkpoint_sizes(
     device: str,
     dtype: str,
     adapter: str | Path | None = None,
+    weights: Weights | None = None,
     bits: int = 0,
 ) -> CheckpointSizes | None:
-    """Read the sizes of a checkpoint and an adapter. A tied head does not count. mode: `--weights`. device, dtype: see
-    Keeping. bits: of the integers of a copy that `apcbatch convert` would make; 0: the checkpoint itself. Return None
-    if the files of weights are not there, one cannot be read, or a copy cannot be made as it is quantised.
-    ModelError for a bad adapter."""
+    """Return the sizes of a checkpoint and an adapter. A tied head does not count. mode: `--weights`. device, dtype:
+    see Keeping. weights: those of the folder; None: read their headers. bits: of the integers of a copy that `apcbatch
+    convert` would make; 0: the checkpoint itself. Return None if the files of weights are not there, one cannot be
+    read, or a copy cannot be made as it is quantised. ModelError for a bad adapter."""
     family, adapter_bytes = family_of(config), 0
     keeping, num_kept, kept_bytes = family.keeping(config, mode_beside(mode, adapter), device, dtype), 0, 0
     if adapter is not None:
@@ -365,51 +370,58 @@ def checkpoint_sizes(
             adapter_bytes = sum(tensor.num_bytes for tensor in files.tensors.values())
     matrices: dict[str, dict[str, int]] = {}  # of each sub-block, one of each kind that stays encoded
     per_token = max((kind.per_token for kind in family.kinds(config) if isinstance(kind, Mixture)), default=1)
-    weights, widths, outside = Counter[str](), Counter[str](), 0
+    blocks, widths, outside = Counter[str](), Counter[str](), 0
     inputs, counts = set[tuple[str, int]](), Counter[str]()
-    try:
-        with WeightFiles(folder) as files:
-            for name, tensor in weights_of(files, family.ignored).items():
-                is_tied = config.tie_word_embeddings and name == f"{family.head}.weight"
-                if tensor.dtype not in FLOATING or is_tied:
-                    continue
-                if bits:
-                    if isinstance(tensor, Encoded):
-                        return None
-                    tensor = as_converted(name, tensor, bits)
-                found = re.match(r"(.*?\.\d+\.[^.]+)(.*)", name)
-                block, part = found.groups() if found else ("", "")
-                count = math.prod(tensor.shape)
-                weights[block] += count
-                outside = max(outside, 0 if block else count)
-                part = f"{block}{re.sub('[0-9]+', '', part)}"  # the same for all experts
-                if isinstance(tensor, Encoded) and keeping.keeps(name, tensor):
-                    num_kept, kept_bytes = num_kept + count, kept_bytes + tensor.kept_bytes
-                    matrices.setdefault(block, {})[part] = math.prod(tensor.shape[-2:])
-                counts[part] += 1
-                if len(tensor.shape) < 2 or counts[part] > per_token:
-                    continue
-                *stacked, rows, columns = tensor.shape
-                is_experts = len(stacked) > 0 and rows > 1  # else taps: (channels, 1, taps)
-                widths[block] += rows * per_token if is_experts else math.prod((*stacked, rows))
-                if (block, columns) not in inputs:
-                    inputs.add((block, columns))
-                    widths[block] += columns
-    except ModelError:
+    if (weights := weights or _weights(folder, config)) is None:
         return None
-    tokenizer, total = folder / "tokenizer.json", weights.total()
-    del weights[""], widths[""]
+    for name, tensor in weights.items():
+        is_tied = config.tie_word_embeddings and name == f"{family.head}.weight"
+        if tensor.dtype not in FLOATING or is_tied:
+            continue
+        if bits:
+            if isinstance(tensor, Encoded):
+                return None
+            tensor = as_converted(name, tensor, bits)
+        found = _BLOCK.match(name)
+        block, part = found.groups() if found else ("", "")
+        count = math.prod(tensor.shape)
+        blocks[block] += count
+        outside = max(outside, 0 if block else count)
+        part = f"{block}{_NUMBER.sub('', part)}"  # the same for all experts
+        if isinstance(tensor, Encoded) and keeping.keeps(name, tensor):
+            num_kept, kept_bytes = num_kept + count, kept_bytes + tensor.kept_bytes
+            matrices.setdefault(block, {})[part] = math.prod(tensor.shape[-2:])
+        counts[part] += 1
+        if len(tensor.shape) < 2 or counts[part] > per_token:
+            continue
+        *stacked, rows, columns = tensor.shape
+        is_experts = len(stacked) > 0 and rows > 1  # else taps: (channels, 1, taps)
+        widths[block] += rows * per_token if is_experts else math.prod((*stacked, rows))
+        if (block, columns) not in inputs:
+            inputs.add((block, columns))
+            widths[block] += columns
+    tokenizer, total = folder / "tokenizer.json", blocks.total()
+    del blocks[""], widths[""]
     return CheckpointSizes(
         num_weights=total,
         num_kept=num_kept,
         kept_bytes=kept_bytes,
         num_decoded=max((sum(parts.values()) for parts in matrices.values()), default=0),
-        num_in_block=max(weights.values(), default=0),
+        num_in_block=max(blocks.values(), default=0),
         num_in_embedding=outside,
         width=max(widths.values(), default=0),
         tokenizer_bytes=tokenizer.stat().st_size if tokenizer.is_file() else 0,
         adapter_bytes=adapter_bytes,
     )
+
+
+def _weights(folder: Path, config: ModelConfig) -> Weights | None:
+    """Return the weights of a folder, by the headers of their files; None if those are not there or cannot be read."""
+    try:
+        with WeightFiles(folder) as files:
+            return weights_of(files, family_of(config).ignored)
+    except ModelError:
+        return None
 
 
 def in_gib(num_bytes: int) -> str:

@@ -40,12 +40,14 @@ from apcbatch.model.devices import (
     name_of_devices,
 )
 from apcbatch.model.encoded import kind_of, mode_beside
-from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.families import family_of, load_model_config, state_layout
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.own_dtype import own_dtype
 from apcbatch.model.pipeline import Model, stage_layers
 from apcbatch.model.pipeline_arena import Arena
+from apcbatch.model.weight_files import WeightFiles
+from apcbatch.model.weights import Checkpoint
 from apcbatch.option_values import AUTO
 from apcbatch.sampling import Bounds
 from apcbatch.store import Store
@@ -155,8 +157,11 @@ class EngineParts:
     reading_tokens: int | None
 
 
-def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], None]) -> EngineParts:
-    """Load a model and make the parts of its engine. Raises UsageError, for a bad model its subclass ModelError.
+def open_parts(
+    model: str | Path, options: EngineOptions, warn: Callable[[str], None], files: WeightFiles | None = None
+) -> EngineParts:
+    """Load a model and make the parts of its engine. files: the model's, if they are open, so that their headers are
+    not read again; closed once the weights are loaded. Raises UsageError, for a bad model its subclass ModelError.
 
     The steps check the model's files, then the memory, then take memory and read the weights; nothing outside this
     process is changed before _open_persistence, which may make the store's folder, or repair it."""
@@ -165,31 +170,25 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         warn("a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor")
     folder, name = locate_model(str(model)), name_of(str(model))
     config = load_model_config(folder)
-    dtype = own_dtype(folder, warn) if options.dtype == AUTO else options.dtype
     adapter = None if options.adapter is None else Adapter(Path(options.adapter), config)
-    check_sizes(folder, config, adapter)
-    end_tokens = read_end_tokens(folder, config.vocab_size)
-    layers = stage_layers(folder, config, len(devices))
-    plan = _plan_memory(options, folder, config, dtype, devices, warn)
-    layout, num_pages = plan.layout, plan.num_pages
-    first_draft = plan.num_live + plan.num_snapshots
-    num_slots = first_draft + plan.num_draft_states
-    arena = make_arena(layout, num_slots, num_pages, devices, layers)
-    # one pass being read, one in flight per device, and one prefill pass, so that no device waits for the host
-    passes = len(devices) + 2
-    if adapter is not None:
-        adapter.read()
-    loaded = load_model(
-        folder,
-        config,
-        getattr(torch, dtype),
-        arena,
-        layers,
-        exact=options.exact,
-        weights=mode_beside(options.weights, adapter),
-        passes=passes,
-        adapter=adapter,
-    )
+    with family_of(config).checkpoint(folder, devices[0], adapter, files) as checkpoint:
+        dtype = own_dtype(folder, warn, checkpoint.files) if options.dtype == AUTO else options.dtype
+        check_sizes(checkpoint, config)
+        end_tokens = read_end_tokens(folder, config.vocab_size)
+        layers = stage_layers(checkpoint, config, len(devices))
+        plan = _plan_memory(options, checkpoint, config, dtype, devices, warn)
+        layout, num_pages = plan.layout, plan.num_pages
+        first_draft = plan.num_live + plan.num_snapshots
+        num_slots = first_draft + plan.num_draft_states
+        arena = make_arena(layout, num_slots, num_pages, devices, layers)
+        # one pass being read, one in flight per device, and one prefill pass, so that no device waits for the host
+        passes = len(devices) + 2
+        if adapter is not None:
+            adapter.read()
+        mode = mode_beside(options.weights, adapter)
+        checkpoint.keeping = family_of(config).keeping(config, mode, kind_of(devices), dtype)
+        torch_dtype = getattr(torch, dtype)
+        loaded = load_model(checkpoint, config, torch_dtype, arena, layers, exact=options.exact, passes=passes)
     store, persistence = _open_persistence(options, name, loaded, arena, warn)
     pages = PagePool(num_pages)
     pool = SnapshotPool(
@@ -255,7 +254,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
 
 def _plan_memory(
     options: EngineOptions,
-    folder: Path,
+    checkpoint: Checkpoint,
     config: ModelConfig,
     dtype: str,
     devices: Sequence[torch.device],
@@ -263,10 +262,11 @@ def _plan_memory(
 ) -> MemoryPlan:
     """Plan the memory of an engine, by the sizes of the checkpoint's tensors. Checks that there is as much; takes
     none."""
+    given = checkpoint.model_dir, config, options.weights, kind_of(devices), dtype
     plan = MemoryPlan(
         layout=state_layout(config, dtype),
         dtype=dtype,
-        sizes=checkpoint_sizes(folder, config, options.weights, kind_of(devices), dtype, options.adapter),
+        sizes=checkpoint_sizes(*given, options.adapter, checkpoint.weights),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         gpus=len(devices),
@@ -278,9 +278,7 @@ def _plan_memory(
         drafts=bool(options.draft),
         draft_bytes=options.draft_memory_bytes,
         on_host=not writes_draft_states(devices[0]),
-        smaller=dict
-        if options.adapter
-        else partial(smaller_sizes, folder, config, options.weights, kind_of(devices), dtype),
+        smaller=dict if options.adapter else partial(smaller_sizes, *given, checkpoint.weights),
     )
     plan.check(*memory_of(devices))
     plan.check_pool(warn)

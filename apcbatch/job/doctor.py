@@ -207,7 +207,7 @@ def _model(config: Config) -> str:
     from apcbatch.engine.parts import EngineOptions
     from apcbatch.model.adapter import about_weights
     from apcbatch.model.families import family_of, load_model_config
-    from apcbatch.model.weight_files import ignored_tensors
+    from apcbatch.model.weight_files import WeightFiles, ignored_tensors
     from apcbatch.types import Request
 
     said: list[str] = []
@@ -227,7 +227,8 @@ def _model(config: Config) -> str:
             raise CheckFailed(f"model {config.model} does not answer: {result.error}", "check the checkpoint's files")
     found = f"{config.model} is complete, {engine.dtype}, fingerprint {engine.fingerprint[:12]}"
     folder = locate_model(config.model)
-    ignored = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
+    with WeightFiles(folder) as files:
+        ignored = ignored_tensors(files, family_of(load_model_config(folder)).ignored)
     return "; ".join(filter(None, (found, *about_weights(folder, config), *said, ignored, note_of(config.model))))
 
 

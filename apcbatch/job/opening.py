@@ -48,7 +48,7 @@ from apcbatch.model.adapter import about_weights, adapter_digest
 from apcbatch.model.families import family_of, load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.model.own_dtype import with_own_dtype
-from apcbatch.model.weight_files import ignored_tensors
+from apcbatch.model.weight_files import WeightFiles, ignored_tensors, weights_if_there
 from apcbatch.regular_files import digest_of
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
@@ -186,32 +186,33 @@ def open_run(
     lines = LineOptions.of(config)
     records = open_source(inputs, lines, warn=warn)
     folder = locate_model(config.model)
-    config = _read_model(config, folder, note)
-    if config.resume and isinstance(sink, FileSink):
-        config = with_clock_of(config, run_file_path(output.target))
-    chats = ChatOptions.of(config, load_model_config(folder).context_length)
-    renderer = Renderer.load(folder, warn=warn, options=chats)
-    if not (config.score or config.ignore_eos):
-        (note if renderer.tokenizer.eos_token_ids else warn)(renderer.tokenizer.ends())
-    records, most_workers = _check_first_lines(records, config, inputs, renderer, folder)
-    shard = None
-    if config.shard is not None:
-        shard = _find_shard(config.shard, config, inputs, lines, renderer)
-    if config.draft_from is not None:
-        stage("reading the earlier answers")
-    references = References.of(config, renderer, EarlierAnswers.of(config, folder, warn))
-    run_file = answers = None
-    if isinstance(sink, FileSink):
-        if len(inputs.files) >= MANY_FILES:
-            note(f"{len(inputs.files):,} files: both ends of each are read first, for --resume to compare")
-        if shard is not None:
-            stage("reading INPUT, for --resume and merge to compare")
-        run_file = _make_run_file(config, inputs, output, sink, folder, lines, chats, tools)
-        answers, is_complete = _compare_out(config, inputs, sink, renderer, run_file, printer)
-        if answers is not None and is_complete:
-            return OpenRun(config, records, renderer, None, _keep_out(config, sink, answers, run_file))
-    stage(f"loading {config.model}")
-    engine = _open_engine(config, warn, note, most_workers)
+    with weights_if_there(folder) as files:
+        config = _read_model(config, folder, files, note)
+        if config.resume and isinstance(sink, FileSink):
+            config = with_clock_of(config, run_file_path(output.target))
+        chats = ChatOptions.of(config, load_model_config(folder).context_length)
+        renderer = Renderer.load(folder, warn=warn, options=chats)
+        if not (config.score or config.ignore_eos):
+            (note if renderer.tokenizer.eos_token_ids else warn)(renderer.tokenizer.ends())
+        records, most_workers = _check_first_lines(records, config, inputs, renderer, folder)
+        shard = None
+        if config.shard is not None:
+            shard = _find_shard(config.shard, config, inputs, lines, renderer)
+        if config.draft_from is not None:
+            stage("reading the earlier answers")
+        references = References.of(config, renderer, EarlierAnswers.of(config, folder, warn))
+        run_file = answers = None
+        if isinstance(sink, FileSink):
+            if len(inputs.files) >= MANY_FILES:
+                note(f"{len(inputs.files):,} files: both ends of each are read first, for --resume to compare")
+            if shard is not None:
+                stage("reading INPUT, for --resume and merge to compare")
+            run_file = _make_run_file(config, inputs, output, sink, folder, lines, chats, tools)
+            answers, is_complete = _compare_out(config, inputs, sink, renderer, run_file, printer)
+            if answers is not None and is_complete:
+                return OpenRun(config, records, renderer, None, _keep_out(config, sink, answers, run_file))
+        stage(f"loading {config.model}")
+        engine = _open_engine(config, warn, note, most_workers, files)
     if run_file is not None and isinstance(sink, FileSink):
         with ExitStack() as undo:
             undo.callback(engine.close)
@@ -235,10 +236,10 @@ def _find_shard(shard: str, config: Config, inputs: Inputs, lines: LineOptions, 
     return ShardLines(shard, config, _with_texts_ahead(records, config, inputs, renderer), renderer)
 
 
-def _read_model(config: Config, folder: Path, note: Callable[[str], None]) -> Config:
-    """Return the options with the model's own defaults and dtype. Checks its architecture, before its tokenizer is
-    read, and --stop-token-id; changes nothing."""
-    config = with_own_dtype(with_model_defaults(config, folder), note)
+def _read_model(config: Config, folder: Path, files: WeightFiles | None, note: Callable[[str], None]) -> Config:
+    """Return the options with the model's own defaults and dtype. files: see _open_engine. Checks its architecture,
+    before its tokenizer is read, and --stop-token-id; changes nothing."""
+    config = with_own_dtype(with_model_defaults(config, folder), note, files)
     load_model_config(folder)
     sentence = notice(config, folder)
     if sentence is not None:
@@ -460,30 +461,29 @@ def check_cluster(config: Config) -> None:
 
 
 def _open_engine(
-    config: Config, warn: Callable[[str], None], note: Callable[[str], None], most_workers: int | None
+    config: Config,
+    warn: Callable[[str], None],
+    note: Callable[[str], None],
+    most_workers: int | None,
+    files: WeightFiles | None,
 ) -> JobEngine:
-    """Open the engine of a run, in this process or on a cluster. note: called with the sentence about tensors that are
-    ignored, and when a worker comes or goes. most_workers: largest number of workers that can have work; None for no
-    bound."""
+    """Open the engine of a run, in this process or on a cluster. note: called with sentences about quantised weights,
+    an adapter and tensors that are ignored, and when a worker comes or goes. most_workers: largest number of workers
+    that can have work; None for no bound. files: the model's, None if they are not there."""
     if config.ray is None:
-        _note_weights(config, note)
-        return make_engine(config, warn)
+        folder = locate_model(config.model)
+        ignored = files and ignored_tensors(files, family_of(load_model_config(folder)).ignored)
+        for sentence in (*about_weights(folder, config), *([ignored] if ignored else [])):
+            note(sentence)
+        return make_engine(config, warn, files)
     from apcbatch.cluster.sizing import open_cluster
 
     salt = read_salt(config)
     return open_cluster(config, config.ray, salt, warn, note, lambda request: request.tag.ticket.line, most_workers)
 
 
-def _note_weights(config: Config, note: Callable[[str], None]) -> None:
-    """Say how many tensors of the checkpoint are not used, if any, the format of quantised weights, and the adapter."""
-    folder = locate_model(config.model)
-    ignored = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
-    for sentence in (*about_weights(folder, config), *([ignored] if ignored else [])):
-        note(sentence)
-
-
-def make_engine(config: Config, warn: Callable[[str], None]) -> JobEngine:
-    """Import torch, open the engine and load the model's weights."""
+def make_engine(config: Config, warn: Callable[[str], None], files: WeightFiles | None = None) -> JobEngine:
+    """Import torch, open the engine and load the model's weights. files: see open_parts."""
     from apcbatch.engine.engine import open_engine
 
-    return open_engine(config, read_salt(config), warn)
+    return open_engine(config, read_salt(config), warn, files)

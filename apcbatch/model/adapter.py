@@ -289,12 +289,15 @@ def about_weights(folder: Path, config: Config) -> Iterator[str]:
     if (sentence := quantised_weights(folder, mode, device, config.dtype)) is not None:
         yield sentence
     if config.adapter is not None:
+        import torch
+
         from apcbatch.model.causal_lm import check_sizes
 
         model = load_model_config(folder)
         adapter = Adapter(Path(config.adapter), model)
         if any((folder / name).exists() for name in (SINGLE, INDEX)):
-            check_sizes(folder, model, adapter)
+            with family_of(model).checkpoint(folder, torch.device("cpu"), adapter) as checkpoint:
+                check_sizes(checkpoint, model)
         yield adapter.described
 
 

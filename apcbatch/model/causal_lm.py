@@ -6,9 +6,7 @@ The layers are pre-norm and residual. The residual stream is float32 for every d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,10 +15,8 @@ from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
 from apcbatch.kernels.backend import Backend, LayerStack, Pages, Passed, PassStack, StackEntry
 from apcbatch.kernels.layer import PreNorm, Residual
-from apcbatch.model.adapter import Adapter
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
-from apcbatch.model.encoded import kind_of
 from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.peer_transfer import Sent
@@ -29,18 +25,17 @@ from apcbatch.model.tensor_source import TensorSource, pack_scaled
 from apcbatch.model.weights import Checkpoint
 
 
-def check_sizes(model_dir: Path, config: ModelConfig, adapter: Adapter | None) -> None:
-    """Check the sizes in config.json that determine states and logits, and an adapter, against the weights' headers,
-    before memory is allocated. Raises ModelError if they differ, or if a tensor's dtype is quantised or unknown."""
+def check_sizes(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Check the sizes in config.json that determine states and logits against the weights' headers, before memory is
+    allocated. Raises ModelError if they differ, or if a tensor's dtype is quantised or unknown."""
     family, h = family_of(config), config.hidden_size
-    with family.checkpoint(model_dir, torch.device("cpu"), adapter=adapter) as checkpoint:
-        checkpoint.check_dtypes()
-        checkpoint.require(f"{family.embedding}.weight", (config.vocab_size, h))
-        last = config.num_layers - 1
-        checkpoint.require(f"{family.layers}.{last}.{config.layer(last)[0].norm}.weight", (h,))
-        for kind, prefix in family.kinds(config).items():
-            for tensor, shape in kind.sizes(h).items():
-                checkpoint.require(f"{prefix}.{tensor}", shape)
+    checkpoint.check_dtypes()
+    checkpoint.require(f"{family.embedding}.weight", (config.vocab_size, h))
+    last = config.num_layers - 1
+    checkpoint.require(f"{family.layers}.{last}.{config.layer(last)[0].norm}.weight", (h,))
+    for kind, prefix in family.kinds(config).items():
+        for tensor, shape in kind.sizes(h).items():
+            checkpoint.require(f"{prefix}.{tensor}", shape)
 
 
 class _Entry(NamedTuple):
@@ -58,25 +53,15 @@ class _Entry(NamedTuple):
             residual.join(left)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Part of a checkpoint for one pipeline stage: its layers; the first stage also has the embedding, the last one the
-    final norm and the head. embedding: None for the first stage; for a later one the first stage's embedding, which a
-    tied head shares."""
-
-    checkpoint: Checkpoint
-    layers: range
-    embedding: torch.Tensor | None = None
-
-
 class CausalLM:
     """A language model over an arena of states. `forward(batch)` returns logits (rows, vocabulary) float32. on_layer:
     called before each layer of a forward pass.
 
-    part: what to load for one pipeline stage; its arena has the states of its layers only. Every stage but the first
-    takes the previous stage's residual stream (t, h) float32 and changes it in place; every stage but the last returns
-    it in place of logits. The caller calls `identify` on each stage after all stages are loaded. weights, adapter:
-    Keeping.mode, and see Checkpoint; those of a part are its checkpoint's.
+    layers: those of one pipeline stage; None: all. The arena of a stage has the states of its layers only. The first
+    stage also has the embedding, the last one the final norm and the head. embedding: None for the first stage; for a
+    later one the first stage's embedding, which a tied head shares. Every stage but the first takes the previous
+    stage's residual stream (t, h) float32 and changes it in place; every stage but the last returns it in place of
+    logits. The caller calls `identify` on each stage after all stages are loaded.
     """
 
     weights_digest: bytes
@@ -84,14 +69,13 @@ class CausalLM:
 
     def __init__(
         self,
-        model_dir: Path,
+        checkpoint: Checkpoint,
         config: ModelConfig,
         dtype: torch.dtype,
         arena: StateArena,
         backend: Backend,
-        part: Part | None = None,
-        weights: str = "auto",
-        adapter: Adapter | None = None,
+        layers: range | None = None,
+        embedding: torch.Tensor | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -100,30 +84,25 @@ class CausalLM:
         self.has_pages = arena.layout.has_tokens
         self._family = family = family_of(config)
         shape = (config.vocab_size, config.hidden_size)
-        layers = range(config.num_layers) if part is None else part.layers
+        is_whole, layers = layers is None, layers or range(config.num_layers)
         self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
-        keeping = family.keeping(config, weights, kind_of([arena.device]), str(dtype).removeprefix("torch."))
-        with (
-            nullcontext(part.checkpoint) if part else family.checkpoint(model_dir, arena.device, None, keeping, adapter)
-        ) as checkpoint:
-            embedding = None if part is None else part.embedding
-            if embedding is None:
-                embedding = checkpoint.take(f"{family.embedding}.weight", shape)
-            self.taken_embedding = None if self.is_last else embedding
-            shares_head = self.is_last and config.tie_word_embeddings
-            self.embedding = embedding.to(dtype) if self.is_first and not shares_head else None
-            if self.is_last:  # before the layers, as these large tensors are in memory twice while they are packed
-                tied = embedding.to(arena.device) if config.tie_word_embeddings else None
-                del embedding
-                head = self._load_head(checkpoint, tied, shape)
-                self.lm_head = pack_scaled(backend, head, dtype, config.multipliers.logits)
-                del head, tied
-            self.layers = [self._load_layer(checkpoint, i, arena) for i in layers]
-            if self.is_last:
-                self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
-            self.numerics = backend.numerics(dtype, [kind.name for kind in family.kinds(config)])
-            if part is None:
-                self.identify(checkpoint.finish(), arena.layout.description)
+        if embedding is None:
+            embedding = checkpoint.take(f"{family.embedding}.weight", shape)
+        self.taken_embedding = None if self.is_last else embedding
+        shares_head = self.is_last and config.tie_word_embeddings
+        self.embedding = embedding.to(dtype) if self.is_first and not shares_head else None
+        if self.is_last:  # before the layers, as these large tensors are in memory twice while they are packed
+            tied = embedding.to(arena.device) if config.tie_word_embeddings else None
+            del embedding
+            head = self._load_head(checkpoint, tied, shape)
+            self.lm_head = pack_scaled(backend, head, dtype, config.multipliers.logits)
+            del head, tied
+        self.layers = [self._load_layer(checkpoint, i, arena) for i in layers]
+        if self.is_last:
+            self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
+        self.numerics = backend.numerics(dtype, [kind.name for kind in family.kinds(config)])
+        if is_whole:
+            self.identify(checkpoint.finish(), arena.layout.description)
         self._stack, self._layer_stack = self._stacks()
         backend.runs_whole = self._stack is not None
 

@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -18,13 +17,13 @@ from apcbatch.kernels.cuda import extension as cuda
 from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.processor import num_threads
 from apcbatch.layout import StateLayout
-from apcbatch.model.adapter import Adapter
 from apcbatch.model.arena import StateArena
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.pipeline import Model, SpreadLM, load_stages
 from apcbatch.model.pipeline_arena import Arena, SpreadArena
+from apcbatch.model.weights import Checkpoint
 
 
 def choose_device(name: str) -> torch.device:
@@ -129,28 +128,25 @@ def make_arena(
 
 
 def load_model(
-    folder: Path,
+    checkpoint: Checkpoint,
     config: ModelConfig,
     dtype: torch.dtype,
     arena: Arena,
     layers: Sequence[range],
     *,
     exact: bool,
-    weights: str,
     passes: int,
-    adapter: Adapter | None = None,
 ) -> Model:
-    """Load the model's weights, with the adapter merged into them, onto the devices of the arena. weights: which
-    quantised ones stay encoded (Keeping.mode). passes: maximum number of passes in flight. Raises ModelError,
-    UsageError."""
+    """Load the model's weights onto the devices of the arena. passes: maximum number of passes in flight. Raises
+    ModelError, UsageError."""
     try:
         if isinstance(arena, StateArena):
             backend = backend_for(arena.device, exact)
-            model = CausalLM(folder, config, dtype, arena, backend, weights=weights, adapter=adapter)
+            model = CausalLM(checkpoint, config, dtype, arena, backend)
             return model if arena.device.type == "cpu" else GraphedLM(model, arena.device)
         devices = [stage.device for stage in arena.stages]
         backends = [backend_for(device, exact) for device in devices]
-        loaded = load_stages(folder, config, dtype, arena, layers, backends, weights, adapter)
+        loaded = load_stages(checkpoint, config, dtype, arena, layers, backends)
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise

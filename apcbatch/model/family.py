@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from apcbatch.model.adapter import Adapter
+    from apcbatch.model.weight_files import WeightFiles
     from apcbatch.model.weights import Checkpoint
 
 
@@ -60,16 +61,10 @@ class Family:
         return Keeping(mode, device, dtype, tuple(f"{name.rpartition('.')[2]}.weight" for name in names))
 
     def checkpoint(
-        self,
-        folder: Path,
-        device: torch.device,
-        device_of: Callable[[str], torch.device] | None = None,
-        keeping: Keeping | None = None,
-        adapter: Adapter | None = None,
+        self, folder: Path, device: torch.device, adapter: Adapter | None = None, files: WeightFiles | None = None
     ) -> Checkpoint:
-        """Open a checkpoint of the family. keeping: which weights stay encoded; None: none of them. adapter: see
-        Checkpoint."""
+        """Open a checkpoint of the family. device, adapter, files: see Checkpoint."""
         from apcbatch.model.weights import Checkpoint
 
         names = self.former_names, self.prefixes, self.ignored
-        return Checkpoint(folder, device, device_of, *names, keeping, adapter)
+        return Checkpoint(folder, device, *names, None, adapter, files)

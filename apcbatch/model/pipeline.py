@@ -11,25 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
 
 from apcbatch.errors import UsageError
 from apcbatch.kernels.backend import Backend
-from apcbatch.model.adapter import Adapter
 from apcbatch.model.batch import Batch
-from apcbatch.model.causal_lm import CausalLM, Part
-from apcbatch.model.encoded import kind_of
+from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.families import family_of
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.peer_transfer import Hop, Sent
 from apcbatch.model.pipeline_arena import SpreadArena
+from apcbatch.model.weights import Checkpoint
 
 
-def stage_layers(folder: Path, config: ModelConfig, count: int) -> list[range]:
+def stage_layers(checkpoint: Checkpoint, config: ModelConfig, count: int) -> list[range]:
     """Split the layers into `count` consecutive, non-empty stages so that the largest stage has the fewest bytes of
     weights; the embedding counts for the first stage, the head for the last. Raises ModelError, UsageError."""
     layers, family = config.num_layers, family_of(config)
@@ -37,8 +35,7 @@ def stage_layers(folder: Path, config: ModelConfig, count: int) -> list[range]:
         raise UsageError(f"--gpus {count}: the model has {layers} layers; give as many GPUs at most")
     if count == 1:
         return [range(layers)]
-    with family.checkpoint(folder, torch.device("cpu")) as checkpoint:
-        sizes = checkpoint.sizes()
+    sizes = checkpoint.sizes()
     weights = [0] * layers
     for name, size in sizes.items():
         number = name.removeprefix(f"{family.layers}.").split(".")[0]
@@ -72,17 +69,14 @@ def balanced(weights: Sequence[int], count: int) -> list[range]:
 
 
 def load_stages(
-    folder: Path,
+    checkpoint: Checkpoint,
     config: ModelConfig,
     dtype: torch.dtype,
     arena: SpreadArena,
     layers: Sequence[range],
     backends: Sequence[Backend],
-    weights: str = "auto",
-    adapter: Adapter | None = None,
 ) -> list[CausalLM]:
     """Load the stages of a model, each onto the device of its arena. Each gets the fingerprint of the whole model.
-    weights: which quantised ones stay encoded (Keeping.mode).
     Raises ModelError, UsageError."""
     kinds = [kind.name for kind in family_of(config).kinds(config)]
     numerics = {backend.numerics(dtype, kinds) for backend in backends}
@@ -101,12 +95,11 @@ def load_stages(
         return next((device for device in found if device is not None), devices[-1])
 
     stages: list[CausalLM] = []
-    keeping = family.keeping(config, weights, kind_of(devices), str(dtype).removeprefix("torch."))
-    with family.checkpoint(folder, devices[0], device_of, keeping, adapter) as checkpoint:
-        for states, part, backend in zip(arena.stages, layers, backends, strict=True):
-            embedding = stages[-1].taken_embedding if stages else None
-            stages.append(CausalLM(folder, config, dtype, states, backend, Part(checkpoint, part, embedding)))
-        digest = checkpoint.finish()
+    checkpoint.device_of = device_of
+    for states, part, backend in zip(arena.stages, layers, backends, strict=True):
+        embedding = stages[-1].taken_embedding if stages else None
+        stages.append(CausalLM(checkpoint, config, dtype, states, backend, part, embedding))
+    digest = checkpoint.finish()
     for stage in stages:
         stage.taken_embedding = None
         stage.identify(digest, arena.layout.description)

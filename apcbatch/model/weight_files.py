@@ -14,6 +14,7 @@ import re
 import reprlib
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -205,17 +206,20 @@ class WeightFiles:
         return tensors
 
 
-def ignored_tensors(folder: Path, prefixes: tuple[str, ...]) -> str | None:
-    """Return a sentence about the tensors whose names begin with one of the prefixes; None if there are none. Raises
-    ModelError."""
-    if not prefixes:
-        return None
-    with WeightFiles(folder) as files:
-        counts = {prefix: sum(name.startswith(prefix) for name in files.tensors) for prefix in prefixes}
+def weights_if_there(folder: Path) -> WeightFiles | nullcontext[None]:
+    """Open the weights of a folder; a context of None if they are not there, or cannot be read."""
+    try:
+        return WeightFiles(folder)
+    except ModelError:
+        return nullcontext()
+
+
+def ignored_tensors(files: WeightFiles, prefixes: tuple[str, ...]) -> str | None:
+    """Return a sentence about the tensors whose names begin with one of the prefixes; None if there are none."""
+    counts = {prefix: sum(name.startswith(prefix) for name in files.tensors) for prefix in prefixes}
     parts = ", ".join(f"{count} of {prefix}*" for prefix, count in counts.items() if count)
-    return (
-        f"{folder}: {sum(counts.values())} tensors are ignored, of parts that are not run ({parts})" if parts else None
-    )
+    ignored = f"{sum(counts.values())} tensors are ignored, of parts that are not run ({parts})"
+    return f"{files.folder}: {ignored}" if parts else None
 
 
 def _compact(path: Path, data: int, pairs: list[tuple[str, Any]]) -> dict[str, Any] | StoredTensor:

@@ -89,39 +89,43 @@ class Buffers:
 class Checkpoint:
     """Tensors of one model folder by name, each loaded onto one device, and the digest of all tensors taken.
 
-    device_of: tensor name -> device, for a model on several devices; None: `device` for all. former_names: older name
-    of a tensor in some files -> its name here. prefixes: prefix of tensor names in some files, such as multimodal ones
-    -> the prefix here. Neither changes the digest. ignored: prefixes of the names, as in the files, of tensors that are
-    not used. Errors use the names in the files. adapter: what is merged into the tensors, and is part of the digest.
+    former_names: older name of a tensor in some files -> its name here. prefixes: prefix of tensor names in some files,
+    such as multimodal ones -> the prefix here. Neither changes the digest. ignored: prefixes of the names, as in the
+    files, of tensors that are not used. Errors use the names in the files. keeping: which weights stay encoded; None:
+    none of them. adapter: what is merged into the tensors, and is part of the digest. files: those of the folder, if
+    they are open; they are closed with the checkpoint.
+
+    weights: descriptions of all tensors, by their names here. device_of: tensor name -> device; at first `device` for
+    all. It and keeping may be set until the first tensor is taken.
     """
 
     def __init__(
         self,
         model_dir: Path,
         device: torch.device,
-        device_of: Callable[[str], torch.device] | None = None,
         former_names: Mapping[str, str] = {},
         prefixes: Mapping[str, str] = {},
         ignored: tuple[str, ...] = (),
         keeping: Keeping | None = None,
         adapter: Adapter | None = None,
+        files: WeightFiles | None = None,
     ) -> None:
-        self._keeping = keeping
-        self._device, self._device_of = device, device_of or (lambda name: device)
+        self.keeping = keeping
+        self._device, self.device_of = device, cast(Callable[[str], torch.device], lambda name: device)
         self.model_dir = model_dir
-        self._files = WeightFiles(model_dir)
+        self.files = files or WeightFiles(model_dir)
         self._buffers = Buffers()
         try:
-            self._stored = weights_of(self._files, ignored)  # by the names here
+            self.weights = weights_of(self.files, ignored)
         except BaseException:
-            self._files.close()
+            self.files.close()
             raise
         self._stored_names: dict[str, str] = {}  # name here -> name in the file
         self._prefix = ("", "")  # beginning of names here, and in the files
         self._rename(former_names, prefixes)
         self._adapter = adapter
         if adapter is not None:
-            adapter.bind({name: stored.shape for name, stored in self._stored.items()})
+            adapter.bind({name: stored.shape for name, stored in self.weights.items()})
         self._digests: dict[str, bytes] = {}
         self._ahead: Ahead[tuple[torch.Tensor, bytes]] | None = None  # made when the first tensor is taken
 
@@ -132,15 +136,15 @@ class Checkpoint:
         if self._ahead is not None:
             self._ahead.close()
         self._buffers.close()
-        self._files.close()
+        self.files.close()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._stored
+        return name in self.weights
 
     def require(self, name: str, shape: tuple[int, ...]) -> StoredTensor | Encoded:
         """Return the description of the tensor `name`. Raises ModelError unless its header gives exactly `shape` and a
         floating-point dtype."""
-        found = self._stored.get(name)
+        found = self.weights.get(name)
         if found is None:
             raise ModelError(
                 f"{self.model_dir}: tensor {self._shown(name)} is missing; expected one of shape {list(shape)}"
@@ -158,16 +162,16 @@ class Checkpoint:
 
     def check_dtypes(self) -> None:
         """Raise ModelError for the first tensor, by name, with a quantised or unknown dtype. Reads headers only."""
-        for name, found in sorted(self._stored.items()):
-            check_floating(found.path, self._shown(name), found.dtype)
+        for name in sorted(name for name, found in self.weights.items() if found.dtype not in FLOATING):
+            check_floating(self.weights[name].path, self._shown(name), self.weights[name].dtype)
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of each floating-point tensor by name, in the order of the layers; tensors outside the
         layers come last."""
         return {
-            name: self._stored[name].num_bytes
-            for name in sorted(self._stored, key=_by_layer)
-            if self._stored[name].dtype in FLOATING
+            name: self.weights[name].num_bytes
+            for name in sorted(self.weights, key=_by_layer)
+            if self.weights[name].dtype in FLOATING
         }
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -185,7 +189,7 @@ class Checkpoint:
         sizes, on_host = self.sizes(), self._device.type == "cpu"
         threads = 1 if on_host else min(MOST_THREADS, os.cpu_count() or 1)
         most_bytes = min(AHEAD_BYTES, sum(sizes.values()) // AHEAD_SHARE) if on_host else AHEAD_BYTES
-        devices = {self._device_of(name) for name in sizes}
+        devices = {self.device_of(name) for name in sizes}
         streams = {device: torch.cuda.current_stream(device) for device in devices if device.type == "cuda"}
         self._buffers.most_bytes = most_bytes
         return Ahead(partial(self._read, streams), sizes, threads=threads, most_bytes=most_bytes)
@@ -193,7 +197,7 @@ class Checkpoint:
     def _read(self, streams: Mapping[torch.device, torch.cuda.Stream], name: str) -> tuple[torch.Tensor, bytes]:
         """Return a tensor on its device, with infinities replaced by NaN, and the digest of its bytes in the file.
         streams: stream of each CUDA device that uses the tensor, so that its memory is not reused too early."""
-        stored, device = self._stored[name], self._device_of(name)
+        stored, device = self.weights[name], self.device_of(name)
         with torch.cuda.stream(streams[device]) if device in streams else nullcontext():
             if isinstance(stored, Encoded):
                 rows, digest = self._decoded(name, stored, device)
@@ -214,7 +218,7 @@ class Checkpoint:
         tensor = self._buffers.tensor(stored.shape, _DTYPES[stored.dtype])
         label = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
         content = tensor.reshape(-1).view(torch.uint8).numpy().data
-        return tensor, self._files.read_into(stored, content) + label
+        return tensor, self.files.read_into(stored, content) + label
 
     def _decoded(self, name: str, weight: Encoded, device: torch.device) -> tuple[torch.Tensor | EncodedRows, bytes]:
         """Return a weight on its device, decoded or, if it is kept so, encoded, and the digest of its stored bytes, its
@@ -233,7 +237,7 @@ class Checkpoint:
             raise ModelError(
                 f"{stored.path}: tensor {part:.120} {bad} of tensor {weight.parts['codes'][0]:.120}"
             ) from None
-        kept = weight.kept_as if self._keeping is not None and self._keeping.keeps(name, weight) else None
+        kept = weight.kept_as if self.keeping is not None and self.keeping.keeps(name, weight) else None
         if kept is not None:
             codes = codes_of(codec, shape, kept, parts)
             if codes is not None:
@@ -248,14 +252,14 @@ class Checkpoint:
     def finish(self) -> bytes:
         """Return the digest of all tensors by name, independent of their files. Raises ModelError if a tensor was never
         taken, or a file changed since it was opened."""
-        surplus = sorted(set(self._stored) - set(self._digests))
+        surplus = sorted(set(self.weights) - set(self._digests))
         if surplus:
             more = f" (and {len(surplus) - 1} more)" if len(surplus) > 1 else ""
             raise ModelError(
-                f"{self._stored[surplus[0]].path}: tensor {self._shown(surplus[0])!r:.120}{more} is not part of this "
+                f"{self.weights[surplus[0]].path}: tensor {self._shown(surplus[0])!r:.120}{more} is not part of this "
                 "architecture; check architectures and the layer sizes in config.json"
             )
-        self._files.check_unchanged()
+        self.files.check_unchanged()
         digest = xxhash.xxh3_128()
         for name in sorted(self._digests):
             digest.update(self._digests[name])
@@ -264,20 +268,20 @@ class Checkpoint:
 
     def _rename(self, former_names: Mapping[str, str], prefixes: Mapping[str, str]) -> None:
         """Rename tensors that have older names or another prefix in the files."""
-        renamed = {theirs: ours for theirs, ours in former_names.items() if theirs in self._stored}
+        renamed = {theirs: ours for theirs, ours in former_names.items() if theirs in self.weights}
         for theirs, ours in prefixes.items():
-            names = [name for name in self._stored if name.startswith(theirs)]
+            names = [name for name in self.weights if name.startswith(theirs)]
             if names:
                 self._prefix = ours, theirs
                 renamed.update((name, ours + name.removeprefix(theirs)) for name in names)
         for theirs, ours in renamed.items():
-            if ours not in self._stored:
-                self._stored[ours] = self._stored.pop(theirs)
+            if ours not in self.weights:
+                self.weights[ours] = self.weights.pop(theirs)
                 self._stored_names[ours] = theirs
 
     def _shown(self, name: str) -> str:
         """Return a tensor's name in the files; for a missing tensor, the name expected there."""
-        if name in self._stored:
+        if name in self.weights:
             return self._stored_names.get(name, name)
         ours, theirs = self._prefix
         return theirs + name.removeprefix(ours) if name.startswith(ours) else name

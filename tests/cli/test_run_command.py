@@ -29,7 +29,7 @@ from tests.effort import table
 def nothing_is_loaded(monkeypatch, tmp_path):
     """A run of these tests that gets as far as the weights fails."""
 
-    def refuse(config, warn):
+    def refuse(*_):
         raise AssertionError("the weights would have been loaded")
 
     monkeypatch.setattr(opening, "make_engine", refuse)

@@ -7,11 +7,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from apcbatch import Engine, Request
+from apcbatch.engine import parts
 from apcbatch.errors import ModelError
+from apcbatch.model.devices import make_arena
 from apcbatch.model.weights import Checkpoint
 from tests.engine.runs import serve, tokens, told
 from tests.model.folders import SINGLE, sharded
@@ -104,6 +107,22 @@ def test_weights_that_change_while_they_are_read(
     with pytest.raises(ModelError, match=f"{SINGLE} changed while it was read; run again once nothing writes to it$"):
         Engine(folder, **OPTIONS, store=tmp_path / "store")
     assert not list(tmp_path.glob("store/**/*.safetensors"))
+
+
+@pytest.mark.parametrize("family", ["mamba"])
+def test_weights_that_change_after_they_were_checked(
+    family: str, folder: Path, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the file that is loaded is not the one whose sizes were checked."""
+    other = tiny_checkpoint(family, seed=1)
+
+    def make_later(*given: Any) -> Any:
+        replace(folder / SINGLE, other / SINGLE)
+        return make_arena(*given)
+
+    monkeypatch.setattr(parts, "make_arena", make_later)
+    with pytest.raises(ModelError, match=f"{SINGLE} changed while it was read"):
+        Engine(folder, **OPTIONS)
 
 
 @pytest.mark.parametrize("family", ["mamba"])

@@ -19,7 +19,7 @@ from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.devices import backend_for
-from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.families import family_of, load_model_config, state_layout
 from tests.engine.test_sameness import Answers, agent_prompts, answers
 from tests.engine.test_scoring import scored
 from tests.tiny import FAMILIES
@@ -192,7 +192,8 @@ def test_a_filled_up_graph_equals_a_launched_pass(checkpoint) -> None:
     config, device = load_model_config(folder), torch.device("cuda", 0)
     arena = StateArena(state_layout(config, "bfloat16"), 16, 64, device)
     parts = [*arena.slots.values(), *arena.pages.values()]
-    model = CausalLM(folder, config, torch.bfloat16, arena, backend_for(device, exact=False))
+    with family_of(config).checkpoint(folder, device) as opened:
+        model = CausalLM(opened, config, torch.bfloat16, arena, backend_for(device, exact=False))
     graphed = graphs.GraphedLM(model, device)
     for contexts in ([3, 700, 64, 63, 129, 5, 9], [1, 90, 64, 128, 65], [1300, 7, 2]):
         for part in parts:

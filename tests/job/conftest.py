@@ -98,7 +98,7 @@ def engines(monkeypatch) -> list[FakeEngine]:
     """The fake engines that runs of this test make, in order."""
     made: list[FakeEngine] = []
 
-    def make_engine(config, warn):
+    def make_engine(config, warn, files=None):
         made.append(FakeEngine(config, warn))
         return made[-1]
 

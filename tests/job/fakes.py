@@ -28,7 +28,7 @@ EOS = 2
 class FakeEngine:
     """Gives each running request one token a step; a prefix that was seen is cached up to a boundary."""
 
-    def __init__(self, config, warn) -> None:
+    def __init__(self, config, warn, files=None) -> None:
         self.dtype, self.device = config.dtype, "cpu"
         self.fingerprint = os.environ.get("FAKE_FINGERPRINT", "f" * 64)
         self.context_length, self.vocab_size = CONTEXT_LENGTH, VOCAB_SIZE

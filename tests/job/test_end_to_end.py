@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from apcbatch.cli.program import main
+from apcbatch.model.locate import DEMO_DIR
+from apcbatch.model.weight_files import WeightFiles
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
 
@@ -21,6 +23,15 @@ OPTIONS = ["--max-tokens", "4", "--block-size", "16", "--logprobs"]
 
 def run(*arguments):
     return main(["run", "in.jsonl", "-q", *OPTIONS, *arguments])
+
+
+def test_a_run_reads_the_headers_of_the_weights_once(chats, tmp_path, monkeypatch):
+    """Fault: each check opens and parses the files again, which takes seconds for a model of many experts; or what was
+    checked is not what is loaded."""
+    read_header, paths = WeightFiles._read_header, []
+    monkeypatch.setattr(WeightFiles, "_read_header", lambda *given: paths.append(given[1]) or read_header(*given))
+    assert run("-o", "out.jsonl", "--no-store", "--limit", "1") == 0
+    assert len(paths) == len(list(DEMO_DIR.glob("*.safetensors"))) == 1
 
 
 def test_a_rollout_reuses_its_own_answers(chats, tmp_path, monkeypatch):

@@ -103,9 +103,9 @@ def test_an_out_that_appears_while_the_model_is_read_stays(
     """Fault: what another program writes to OUT while the weights are read is emptied."""
     make = opening.make_engine
 
-    def made(config: Config, warn: Any) -> Any:
+    def made(*given: Any) -> Any:
         (tmp_path / "out.jsonl").write_bytes(b"theirs")
-        return make(config, warn)
+        return make(*given)
 
     monkeypatch.setattr(opening, "make_engine", made)
     done = apcbatch(*RUN)

@@ -21,7 +21,7 @@ from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.devices import backend_for
-from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.families import family_of, load_model_config, state_layout
 from tests.kernels.recurrent import ragged, same_bits
 from tests.kernels.test_cuda_few_rows import CUDA, NORMS, RandomMixer
 from tests.model.passes import Loaded
@@ -178,7 +178,8 @@ def test_a_model_has_the_bits_of_its_ops(
         folder = tiny_checkpoint(family, **overrides)
         config = load_model_config(folder)
         arena = StateArena(state_layout(config, str(dtype).removeprefix("torch.")), 16, 24, CUDA)
-        model = CausalLM(folder, config, dtype, arena, backend_for(CUDA))
+        with family_of(config).checkpoint(folder, CUDA) as checkpoint:
+            model = CausalLM(checkpoint, config, dtype, arena, backend_for(CUDA))
     parts = [*arena.slots.values(), *arena.pages.values()]
     before = [torch.randn(part.shape).to(part.dtype) for part in parts]
     stack, taken = model._layer_stack, []

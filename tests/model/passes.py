@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,9 +12,9 @@ from apcbatch.kernels.backend import Backend
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
-from apcbatch.model.causal_lm import CausalLM, Part
+from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.devices import backend_for
-from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.families import family_of, load_model_config, state_layout
 from apcbatch.model.hf_config import ModelConfig
 from tests.kernels.recurrent import ragged, same_bits
 from tests.tiny import VOCAB
@@ -29,20 +30,25 @@ PASSES = {
 
 
 class Loaded:
-    """A model, and passes over random states."""
+    """A model, and passes over random states. tensors: in place of those of the folder."""
 
     def __init__(
         self,
         folder: Path,
         dtype: torch.dtype = torch.float32,
         config: ModelConfig | None = None,
-        part: Part | None = None,
+        tensors: Any = None,
         backend: Backend | None = None,
     ) -> None:
         config = config or load_model_config(folder)
         layout = state_layout(config, str(dtype).removeprefix("torch."))
         self.arena = StateArena(layout, 16, 24, CPU)
-        self.model = CausalLM(folder, config, dtype, self.arena, backend or backend_for(CPU), part)
+        given, layers = (config, dtype, self.arena, backend or backend_for(CPU)), range(config.num_layers)
+        if tensors is None:
+            with family_of(config).checkpoint(folder, CPU) as checkpoint:
+                self.model = CausalLM(checkpoint, *given)
+        else:
+            self.model = CausalLM(tensors, *given, layers)
         self.num_layers = config.num_layers
         for part in (*self.arena.slots.values(), *self.arena.pages.values()):
             part.copy_(torch.randn(part.shape))

@@ -73,8 +73,8 @@ def test_weights_that_find_no_memory_are_told_from_other_errors(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    folder = tiny_checkpoint("mamba", num_hidden_layers=2)
-    config = load_model_config(folder)
+    config = load_model_config(tiny_checkpoint("mamba", num_hidden_layers=2))
+    checkpoint: Any = None
     layout = state_layout(config, "float32")
     monkeypatch.setattr(devices, "CausalLM", fails)
     monkeypatch.setattr(devices, "load_stages", fails)
@@ -86,7 +86,7 @@ def test_weights_that_find_no_memory_are_told_from_other_errors(
     remedies = "or run where there is more memory", "more --gpus or --device cpu", "more --gpus or --device cpu"
     for arena, remedy in zip((whole, spread, on_gpu), remedies, strict=True):
         with pytest.raises(UsageError if is_memory else RuntimeError) as raised:
-            devices.load_model(folder, config, torch.float32, arena, [range(2)], exact=True, weights="auto", passes=3)
+            devices.load_model(checkpoint, config, torch.float32, arena, [range(2)], exact=True, passes=3)
         if is_memory:
             expected = "the model's weights do not fit the memory beside the states; give a smaller --pool-size, "
             assert str(raised.value) == expected + remedy
@@ -131,20 +131,18 @@ def test_each_gpu_has_its_backend_and_its_graphs(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(devices, "CpuBackend", lambda: "cpu")
     monkeypatch.setattr(devices, "GraphedLM", lambda stage, device, passes=1: (stage, str(device), passes))
     monkeypatch.setattr(devices, "SpreadLM", lambda stages, used: (stages, [str(device) for device in used]))
-    monkeypatch.setattr(devices, "load_stages", lambda *arguments: arguments[-3])
+    monkeypatch.setattr(devices, "load_stages", lambda *arguments: arguments[-1])
     gpus = [torch.device("cuda", number) for number in range(2)]
     assert devices.backend_for(gpus[1]) == ("cuda:1", True) and devices.backend_for(CPU) == "cpu"
     arena: Any = SimpleNamespace(stages=[SimpleNamespace(device=device) for device in (*gpus, CPU)])
-    config: Any = None
-    stages, used = devices.load_model(Path(), config, torch.float32, arena, [], exact=False, weights="auto", passes=4)  # type: ignore
+    given: Any = (None, None, torch.float32)
+    stages, used = devices.load_model(*given, arena, [], exact=False, passes=4)
     assert stages == [(("cuda:0", False), "cuda:0", 4), (("cuda:1", False), "cuda:1", 4), "cpu"]
     assert used == ["cuda:0", "cuda:1", "cpu"]
     monkeypatch.setattr(devices, "StateArena", SimpleNamespace)
-    monkeypatch.setattr(devices, "CausalLM", lambda *arguments, weights, adapter: arguments[-1])
+    monkeypatch.setattr(devices, "CausalLM", lambda *arguments: arguments[-1])
     for stage, model in ((arena.stages[1], (("cuda:1", True), "cuda:1", 1)), (arena.stages[2], "cpu")):
-        assert (
-            devices.load_model(Path(), config, torch.float32, stage, [], exact=True, weights="auto", passes=1) == model
-        )
+        assert devices.load_model(*given, stage, [], exact=True, passes=1) == model
 
 
 class FakeCuda:

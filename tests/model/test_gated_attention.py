@@ -21,7 +21,6 @@ from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model import families
 from apcbatch.model.attention import Attention
 from apcbatch.model.batch import Batch
-from apcbatch.model.causal_lm import Part
 from apcbatch.model.family import Family
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.rotary import Rotary
@@ -98,7 +97,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
         )  # fmt: skip
         monkeypatch.setattr(families, "families", lambda: (family,))
         tensors = NamedTensors()
-        loaded = Loaded(Path(), dtype, config, Part(tensors, range(1)), backend)
+        loaded = Loaded(Path(), dtype, config, tensors, backend)
         loaded.config, loaded.kind, loaded.taken = config, kind, tensors.taken
         return loaded
 

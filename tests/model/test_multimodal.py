@@ -12,7 +12,7 @@ import torch
 from apcbatch.data.end_tokens import read_end_tokens
 from apcbatch.errors import ModelError
 from apcbatch.model.families import family_of, load_model_config
-from apcbatch.model.weight_files import ignored_tensors
+from apcbatch.model.weight_files import WeightFiles, ignored_tensors
 from tests.effort import table
 from tests.model.folders import REMOVED, multimodal, refused, sharded, weights_of, with_config, with_weights
 from tests.model.parity import answers
@@ -38,8 +38,9 @@ def test_the_text_of_a_multimodal_checkpoint_is_read(
     assert answers(folder, dtype=dtype) == expected
     assert answers(sharded(folder, tmp_path / "sharded"), dtype=dtype) == expected
     ignored = family_of(load_model_config(folder)).ignored
-    assert ignored_tensors(text, ignored) is None
-    said = ignored_tensors(folder, ignored)
+    with WeightFiles(text) as plain, WeightFiles(folder) as files:
+        assert ignored_tensors(plain, ignored) is None
+        said = ignored_tensors(files, ignored)
     assert said == f"{folder}: 3 tensors are ignored, of parts that are not run (2 of mtp.*, 1 of model.visual.*)"
 
 
@@ -48,7 +49,8 @@ def test_heads_that_predict_further_tokens_are_ignored(tiny_checkpoint: Checkpoi
     folder = tiny_checkpoint("nemotron_h")
     more = with_weights(folder, tmp_path / "m", {"mtp.layers.0.norm.weight": torch.ones(3)})
     assert answers(more) == answers(folder)
-    said = ignored_tensors(more, family_of(load_model_config(more)).ignored)
+    with WeightFiles(more) as files:
+        said = ignored_tensors(files, family_of(load_model_config(more)).ignored)
     assert said == f"{more}: 1 tensors are ignored, of parts that are not run (1 of mtp.*)"
 
 

@@ -21,7 +21,7 @@ from apcbatch.errors import ModelError, UsageError
 from apcbatch.model import peer_transfer
 from apcbatch.model.arena import StateArena, Tensors
 from apcbatch.model.devices import choose_devices
-from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.families import family_of, load_model_config, state_layout
 from apcbatch.model.peer_transfer import Hop
 from apcbatch.model.pipeline import SpreadLM, balanced, load_stages, stage_layers
 from apcbatch.model.pipeline_arena import Marks, SpreadArena
@@ -55,12 +55,13 @@ def test_stages_weigh_about_the_same(family: str, tiny_checkpoint: Callable[...,
     eleven layers, the layers are parted in the middle only if each end has one."""
     folder = tiny_checkpoint(family, num_hidden_layers=8, vocab_size=600)
     config = load_model_config(folder)
-    assert stage_layers(folder, config, 1) == [range(8)]
-    first, second = stage_layers(folder, config, 2)
-    assert (first.start, first.stop, second.stop) == (0, second.start, 8) and abs(len(first) - 4) <= 1
-    assert [list(part) for part in stage_layers(folder, config, 8)] == [[layer] for layer in range(8)]
-    with pytest.raises(UsageError, match="--gpus 9: the model has 8 layers"):
-        stage_layers(folder, config, 9)
+    with family_of(config).checkpoint(folder, CPU) as checkpoint:
+        assert stage_layers(checkpoint, config, 1) == [range(8)]
+        first, second = stage_layers(checkpoint, config, 2)
+        assert (first.start, first.stop, second.stop) == (0, second.start, 8) and abs(len(first) - 4) <= 1
+        assert [list(part) for part in stage_layers(checkpoint, config, 8)] == [[layer] for layer in range(8)]
+        with pytest.raises(UsageError, match="--gpus 9: the model has 8 layers"):
+            stage_layers(checkpoint, config, 9)
 
 
 @table("tied", [True, False])
@@ -71,7 +72,8 @@ def test_the_embedding_weighs_on_the_first_stage_and_the_head_on_the_last(
     folder, taken = tiny_checkpoint("mamba", tie_word_embeddings=tied), list[list[int]]()
     monkeypatch.setattr("apcbatch.model.pipeline.balanced", lambda weights, count: taken.append(list(weights)))
     config = load_model_config(folder)
-    stage_layers(folder, config, 2)
+    with family_of(config).checkpoint(folder, CPU) as checkpoint:
+        stage_layers(checkpoint, config, 2)
     sizes = {name: tensor.nbytes for name, tensor in weights_of(folder).items()}
     expected = [
         sum(size for name, size in sizes.items() if f".layers.{layer}." in name) for layer in range(config.num_layers)
@@ -188,7 +190,7 @@ def test_gpus_that_compute_differently_are_refused(tiny_checkpoint: Callable[...
     folder = tiny_checkpoint("mamba")
     backends: Any = [SimpleNamespace(numerics=lambda *_, name=name: name) for name in ("sm90", "sm80")]
     with pytest.raises(UsageError, match=r"--gpus 2: the GPUs compute differently \(sm80, sm90\)"):
-        load_stages(folder, load_model_config(folder), torch.float32, arenas[1], [range(1), range(1, 2)], backends)
+        load_stages(None, load_model_config(folder), torch.float32, arenas[1], [range(1), range(1, 2)], backends)  # type: ignore[arg-type]
 
 
 def test_a_tensor_that_goes_to_another_device_waits_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,22 +289,18 @@ def test_each_tensor_and_each_kernel_is_on_the_device_of_its_stage(
     tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: a layer's weights lie on another device than its state, or a kernel is launched on another one."""
-    folder, given, entered = tiny_checkpoint("mamba"), list[Any](), list[int]()
+    config, entered = load_model_config(tiny_checkpoint("mamba")), list[int]()
     gpus = [torch.device("cuda", number) for number in range(2)]
 
-    def checkpoint(*arguments: Any) -> Any:
-        given.extend(arguments)
-        raise InterruptedError
-
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("apcbatch.model.weights.Checkpoint", checkpoint)
+    checkpoint: Any = SimpleNamespace()
+    monkeypatch.setattr("apcbatch.model.pipeline.CausalLM", Mock(side_effect=InterruptedError))
     backends: Any = [SimpleNamespace(numerics=lambda *_: "same")] * 2
     arena: Any = SimpleNamespace(stages=[SimpleNamespace(device=device) for device in gpus])
     with pytest.raises(InterruptedError):
-        load_stages(folder, load_model_config(folder), torch.float32, arena, [range(1), range(1, 11)], backends)
-    _, first, device_of, *_ = given
+        load_stages(checkpoint, config, torch.float32, arena, [range(1), range(1, 11)], backends)
+    device_of = checkpoint.device_of
     names = ["embeddings.weight", "layers.0.mixer.D", "layers.1.mixer.D", "layers.10.norm.weight", "norm_f.weight"]
-    assert first == gpus[0] and [device_of(f"backbone.{name}").index for name in names] == [0, 0, 1, 1, 1]
+    assert [device_of(f"backbone.{name}").index for name in names] == [0, 0, 1, 1, 1]
     assert device_of("lm_head.weight") == gpus[1]
 
     def on(device: torch.device) -> Any:

@@ -18,7 +18,7 @@ from apcbatch.kernels.layer import Residual
 from apcbatch.model import families
 from apcbatch.model.attention import Attention
 from apcbatch.model.batch import Batch
-from apcbatch.model.causal_lm import CausalLM, Part
+from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.delta_net import DeltaNet
 from apcbatch.model.family import Family
 from apcbatch.model.feed_forward import Mixture, Mlp
@@ -106,7 +106,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
         )  # fmt: skip
         monkeypatch.setattr(families, "families", lambda: (family,))
         tensors = RandomTensors()
-        loaded = Loaded(Path(), dtype, config, Part(tensors, range(len(layers))), backend)
+        loaded = Loaded(Path(), dtype, config, tensors, backend)
         loaded.config, loaded.taken = config, tensors.taken
         return loaded
 
