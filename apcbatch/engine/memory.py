@@ -135,10 +135,11 @@ class MemoryPlan:
     def of(cls, config: Config, layout: StateLayout, model: ModelConfig, folder: Path, device: str) -> MemoryPlan:
         """Plan the memory of a run. folder: of the model. device: see Keeping. Raises UsageError for an invalid
         --draft."""
+        given, weights = (folder, model, config.weights, device, config.dtype), _weights(folder, model)
         return cls(
             layout=layout,
             dtype=config.dtype,
-            sizes=checkpoint_sizes(folder, model, config.weights, device, config.dtype, config.adapter),
+            sizes=checkpoint_sizes(*given, config.adapter, weights),
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
             gpus=config.gpus,
@@ -150,9 +151,7 @@ class MemoryPlan:
             drafts=bool(draft_sources(config)),
             draft_bytes=config.draft_memory,
             on_host=device == "cpu",
-            smaller=dict
-            if config.adapter
-            else partial(smaller_sizes, folder, model, config.weights, device, config.dtype),
+            smaller=dict if config.adapter else partial(smaller_sizes, *given, weights),
         )
 
     @property

@@ -39,6 +39,7 @@ _MEANT: Mapping[str, str] = {"I8": "int8", "U8": "int8, or packed 4-bit", "I32":
 # gates, routers, the projections of the steps of Mamba-1 and delta nets (dt_proj, in_proj_a, in_proj_b, in_proj_ba).
 PROJECTION = re.compile(r"(?!dt_)\w+_(proj(_qkvz?|_z)?|linear)|w[123]")
 GROUP = 128  # columns that share a scale of its integers
+_CONVERTED = {bits: replace(PACKED, bits=bits, block=(1, GROUP)) for bits in (4, 8)}
 _MOST_SHAPE_BYTES = 64
 _LEAST_COLUMNS = 32  # of weights that stay encoded: not of convolutions
 _BLOCK_INPUTS = 256
@@ -111,8 +112,8 @@ def as_converted(name: str, weight: StoredTensor, bits: int) -> StoredTensor | E
     is_projection = PROJECTION.fullmatch(name.removesuffix(".weight").rpartition(".")[2])
     if not is_projection or len(weight.shape) < 2 or weight.shape[-1] % GROUP:
         return weight
-    codec = replace(PACKED, bits=bits, block=(1, GROUP))
-    return Encoded(weight.path, "BF16", weight.shape, 0, codec, {"scales": ("", weight._replace(dtype="BF16"))})
+    parts = {"scales": ("", weight._replace(dtype="BF16"))}
+    return Encoded(weight.path, "BF16", weight.shape, 0, _CONVERTED[bits], parts)
 
 
 def mode_beside(mode: str, adapter: object | None) -> str:
