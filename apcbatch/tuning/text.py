@@ -4,16 +4,16 @@ width."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.display import counted, wrap
 from apcbatch.job.planning import MEASURED, windows_note
 from apcbatch.option_values import rounded_size
 from apcbatch.tuning.choice import Candidate, Tuning
-from apcbatch.tuning.forecast import PolicyForecast
 from apcbatch.tuning.measurement import Measurement
 from apcbatch.tuning.occupancy import MemoryForecast
 from apcbatch.tuning.survey import Survey
@@ -23,11 +23,12 @@ GAP = "  "
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table. cells: its width in characters. need: columns with a higher number are dropped first if the
-    table is too wide; 0 is never dropped. align: as in format()."""
+    """Column of a table. cells: its width in characters. text: makes the cell of a row. need: columns with a higher
+    number are dropped first if the table is too wide; 0 is never dropped. align: as in format()."""
 
     head: str
     cells: int
+    text: Callable[[Any], str]
     need: int = 0
     align: str = ">"
 
@@ -48,11 +49,15 @@ class Table:
 
     def head(self) -> str:
         """Return the line of the heads."""
-        return self.row({column.head: column.head for column in self._columns})
+        return self._line([column.head for column in self._columns])
 
-    def row(self, values: Mapping[str, str]) -> str:
-        """Return one line. values: column's head -> text of its cell."""
-        return GAP.join(f"{values[column.head]:{column.align}{column.cells}}" for column in self._columns)
+    def row(self, row: object) -> str:
+        """Return one line. row: what the columns make their cells of."""
+        return self._line([column.text(row) for column in self._columns])
+
+    def _line(self, cells: Sequence[str]) -> str:
+        pairs = zip(cells, self._columns, strict=True)
+        return GAP.join(f"{cell:{column.align}{column.cells}}" for cell, column in pairs)
 
     def note(self) -> list[str]:
         """Return a line that names the dropped columns; no line if none was dropped."""
@@ -61,29 +66,35 @@ class Table:
 
 
 BAR_CELLS = 20
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 FORECAST_COLUMNS = (
-    Column("block", 6),
-    Column("policy", 7, align="<"),
-    Column("hit rate", 8),
-    Column("", BAR_CELLS, need=9, align="<"),
-    Column("missed", 7, need=2),
-    Column("kept", 11, need=1),
-    Column("read", 9, need=5),
-    Column("for later", 9, need=6),
-    Column("stored", 10),
-    Column("live at once", 12, need=4),
+    Column("block", 6, lambda row: f"{row[0]}"),
+    Column("policy", 7, lambda row: row[1].policy, align="<"),
+    Column("hit rate", 8, lambda row: _percent(row[1].hit_rate)),
+    Column("", BAR_CELLS, lambda row: "#" * round(BAR_CELLS * row[1].hit_rate), need=9, align="<"),
+    Column("missed", 7, lambda row: _percent(row[1].floor_tokens / max(1, row[1].prompt_tokens)), need=2),
+    Column("kept", 11, lambda row: f"{row[1].snapshots_written:,}", need=1),
+    Column("read", 9, lambda row: f"{row[1].snapshots_read:,}", need=5),
+    Column("for later", 9, lambda row: f"{row[1].snapshots_for_later:,}", need=6),
+    Column("stored", 10, lambda row: rounded_size(row[1].store_bytes)),
+    Column("live at once", 12, lambda row: f"{row[1].peak_live_snapshots:,}", need=4),
 )
 TUNING_COLUMNS = (
-    Column("block", 6),
-    Column("hit rate", 8),
-    Column("cached", 11, need=7),
-    Column("computed", 11, need=1),
-    Column("written", 9, need=5),
-    Column("read", 9, need=6),
-    Column("kept", 10, need=4),
-    Column("stored", 10, need=2),
-    Column("live at once", 12, need=3),
-    Column("seconds", 9),
+    Column("block", 6, lambda one: f"{one.block_size}"),
+    Column("hit rate", 8, lambda one: _percent(one.table.hit_rate)),
+    Column("cached", 11, lambda one: f"{one.table.cached_tokens:,}", need=7),
+    Column("computed", 11, lambda one: f"{one.table.computed_tokens:,}", need=1),
+    Column("written", 9, lambda one: f"{one.table.snapshots_written:,}", need=5),
+    Column("read", 9, lambda one: f"{one.table.snapshots_read:,}", need=6),
+    Column("kept", 10, lambda one: rounded_size(one.table.written_bytes), need=4),
+    Column("stored", 10, lambda one: rounded_size(one.table.store_bytes), need=2),
+    Column("live at once", 12, lambda one: f"{one.table.peak_live_snapshots:,}", need=3),
+    Column("seconds", 9, lambda one: f"{one.total_s:.2f}"),
 )
 MARK = "  <- recommended"
 
@@ -115,7 +126,7 @@ def _forecast_lines(surveyed: Survey, config: Config, table: Table) -> Iterator[
     yield table.head()
     for block_size, grid in forecast.grids.items():
         for row, one in enumerate(grid.values()):
-            yield table.row(_forecast_row(f"{block_size}" if row == 0 else "", one))
+            yield table.row((block_size if row == 0 else "", one))
     yield from table.note()
     yield (
         "block: the grid of all and last; of planned, whose snapshots for this run lie on none, that of what is kept "
@@ -133,21 +144,6 @@ def _forecast_lines(surveyed: Survey, config: Config, table: Table) -> Iterator[
     note = windows_note(forecast.num_windows, config)
     if note is not None:
         yield f"  the window: {note}"
-
-
-def _forecast_row(block_size: str, forecast: PolicyForecast) -> dict[str, str]:
-    return {
-        "block": block_size,
-        "policy": forecast.policy,
-        "hit rate": _percent(forecast.hit_rate),
-        "": "#" * round(BAR_CELLS * forecast.hit_rate),
-        "missed": _percent(forecast.floor_tokens / max(1, forecast.prompt_tokens)),
-        "kept": f"{forecast.snapshots_written:,}",
-        "read": f"{forecast.snapshots_read:,}",
-        "for later": f"{forecast.snapshots_for_later:,}",
-        "stored": rounded_size(forecast.store_bytes),
-        "live at once": f"{forecast.peak_live_snapshots:,}",
-    }
 
 
 def _limits(surveyed: Survey, config: Config) -> Iterator[str]:
@@ -199,10 +195,6 @@ def _wrapped(line: str, width: int | None) -> list[str]:
     return [line] if width is None else wrap(line, width, "    ")
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
 def tuning_lines(tuning: Tuning, config: Config, width: int | None = None) -> Iterator[str]:
     """Yield the report of `tune-block-size`. width: the terminal's columns, None for a pipe."""
     for line in _tuning_lines(tuning, config, width):
@@ -225,7 +217,7 @@ def _tuning_lines(tuning: Tuning, config: Config, width: int | None) -> Iterator
     for candidate in tuning.candidates:
         bar = "#" * round(BAR_CELLS * candidate.total_s / max(1e-9, longest))
         mark = MARK if candidate is tuning.recommended else ""
-        yield table.row(_tuning_row(candidate)) + f"  {bar:<{BAR_CELLS}}" * has_bars + mark
+        yield table.row(candidate) + f"  {bar:<{BAR_CELLS}}" * has_bars + mark
     yield from table.note()
     yield ""
     verified = [candidate for candidate in tuning.candidates if candidate.verified is not None]
@@ -254,22 +246,6 @@ def _measured(measured: Measurement) -> Iterator[str]:
         f"from disk: {_milliseconds(measured.restore_disk_s)}, worth {measured.break_even_disk:,.1f} tokens"
     )
     yield f"  a write: {_milliseconds(measured.write_byte_s * (1 << 20))} a MiB"
-
-
-def _tuning_row(candidate: Candidate) -> dict[str, str]:
-    forecast = candidate.table
-    return {
-        "block": f"{candidate.block_size}",
-        "hit rate": _percent(forecast.hit_rate),
-        "cached": f"{forecast.cached_tokens:,}",
-        "computed": f"{forecast.computed_tokens:,}",
-        "written": f"{forecast.snapshots_written:,}",
-        "read": f"{forecast.snapshots_read:,}",
-        "kept": rounded_size(forecast.written_bytes),
-        "stored": rounded_size(forecast.store_bytes),
-        "live at once": f"{forecast.peak_live_snapshots:,}",
-        "seconds": f"{candidate.total_s:.2f}",
-    }
 
 
 def _verified(candidate: Candidate) -> str:

@@ -17,13 +17,12 @@ from apcbatch.tuning.text import FORECAST_COLUMNS, TUNING_COLUMNS, Table, foreca
 
 def test_each_width() -> None:
     """Fault: a row is longer than the terminal, a column vanishes unsaid, or a wider terminal shows less."""
-    for columns in [FORECAST_COLUMNS, TUNING_COLUMNS]:
+    for columns, row in ((FORECAST_COLUMNS, (16, NEAR["planned"])), (TUNING_COLUMNS, CANDIDATES[0])):
         before = set()
         for width in range(50, 140):
             table = Table(columns, width)
             assert len(table.head()) <= width
-            values = {column.head: "1" for column in columns}
-            assert len(table.row(values)) == len(table.head())
+            assert len(table.row(row)) == len(table.head())
             shown = {column.head for column in columns} - set(table.left_out)
             assert before <= shown and {column.head for column in columns if not column.need} <= shown
             assert all(head in "".join(table.note()) for head in table.left_out)
