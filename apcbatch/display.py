@@ -58,11 +58,11 @@ def fold(text: str, width: int) -> list[str]:
     return [*pieces, text[begin:]]
 
 
-def wrap(sentence: str, width: int, indent: str) -> list[str]:
-    """Break a sentence at spaces into lines of at most `width` columns, and indent all lines but the first.
-
-    A word that is too long is folded.
-    """
+def wrap(sentence: str, width: int | None, indent: str) -> list[str]:
+    """Break a sentence at spaces into lines of at most `width` columns, and indent all lines but the first. A word that
+    is too long is folded. width: None for one line of any length."""
+    if width is None:
+        return [sentence]
     rest = sentence.lstrip(" ")
     lines, line = [], sentence[: len(sentence) - len(rest)]
     for word in rest.split(" "):

@@ -130,5 +130,5 @@ def _setting_lines(found: Inspection, width: int | None, paint: Paint) -> Iterat
 
 
 def _wrapped(sentence: str, width: int | None, *styles: str, paint: Paint) -> list[str]:
-    lines = [sentence] if width is None else wrap(sentence, max(8, width), indent="    ")
+    lines = wrap(sentence, None if width is None else max(8, width), indent="    ")
     return [paint(line, *styles) for line in lines]

@@ -87,7 +87,7 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     read = {"--config": resolution.config_path(options["config_file"])}
     check_outputs(resolved, found.files, read, {"--json": options["json_path"]})
     from apcbatch.tuning.documents import forecast_document
-    from apcbatch.tuning.occupancy import Occupancy, forecast_memory, memory_limit
+    from apcbatch.tuning.occupancy import MemoryForecast, Occupancy, memory_limit
     from apcbatch.tuning.prediction import of_policies
     from apcbatch.tuning.survey import RecordedAnswers
     from apcbatch.tuning.text import forecast_lines
@@ -97,7 +97,7 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     occupancy = Occupancy(resolved, options["table"], lambda: answers.mean_tokens(resolved))
     forecaster = of_policies(resolved, {*sizes, resolved.block_size}, occupancy)
     surveyed = survey_with_bar(resolved, found, forecaster, answers if draft_sources(resolved) else None)
-    memory = forecast_memory(surveyed, occupancy, limit)
+    memory = MemoryForecast(surveyed.memory, occupancy.use(surveyed.forecast, surveyed.footprint), limit)
     if options["json_path"] != "-":
         for line in forecast_lines(surveyed, resolved, terminal_width(sys.stdout), memory):
             echo(line)

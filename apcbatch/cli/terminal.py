@@ -49,7 +49,7 @@ def echo_row(text: str, indent: int, verdict: str = "") -> None:
     leading verdict (`ok`, `WARN`, `FAIL`) is coloured."""
     width = terminal_width(sys.stdout)
     text = visible(text, "\n")
-    lines = [text] if width is None else wrap(text, width, " " * min(indent, width // 3))
+    lines = wrap(text, width, " " * min(indent, (width or 0) // 3))
     paint = Paint(sys.stdout, colour_wanted())
     if verdict:
         lines[0] = paint(verdict, VERDICT_STYLES.get(verdict, "red")) + lines[0][len(verdict) :]

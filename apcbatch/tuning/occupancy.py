@@ -27,7 +27,6 @@ from apcbatch.plan.planner import Plan
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.windows import REQUEST_TOKENS
 from apcbatch.tuning.forecast import Forecast, PolicyForecast, Served
-from apcbatch.tuning.survey import Survey
 from apcbatch.types import Policy
 
 
@@ -221,11 +220,6 @@ class Occupancy:
             input_tokens=forecast.unique_tokens + self._answer_tokens() * forecast.requests,
             episodes=episodes,
         )
-
-
-def forecast_memory(surveyed: Survey, occupancy: Occupancy, limit: int) -> MemoryForecast:
-    """Forecast the memory of a run of a surveyed input. limit: see memory_limit."""
-    return MemoryForecast(surveyed.memory, occupancy.use(surveyed.forecast, surveyed.footprint), limit)
 
 
 def _kept(forecast: PolicyForecast, footprint: Footprint, pool_bytes: int, kv_bytes: int) -> tuple[int, int]:

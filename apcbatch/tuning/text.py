@@ -106,7 +106,7 @@ def forecast_lines(
     table = Table(FORECAST_COLUMNS, width)
     told = ["", f"Memory: {memory.sentence}"] if memory is not None else []
     for line in chain(_forecast_lines(surveyed, config, table), told):
-        yield from _wrapped(line, width)
+        yield from wrap(line, width, "    ")
 
 
 def _forecast_lines(surveyed: Survey, config: Config, table: Table) -> Iterator[str]:
@@ -190,15 +190,10 @@ def _limits(surveyed: Survey, config: Config) -> Iterator[str]:
             )
 
 
-def _wrapped(line: str, width: int | None) -> list[str]:
-    """Fold a line at a terminal's width."""
-    return [line] if width is None else wrap(line, width, "    ")
-
-
 def tuning_lines(tuning: Tuning, config: Config, width: int | None = None) -> Iterator[str]:
     """Yield the report of `tune-block-size`. width: the terminal's columns, None for a pipe."""
     for line in _tuning_lines(tuning, config, width):
-        yield from _wrapped(line, width)
+        yield from wrap(line, width, "    ")
 
 
 def _tuning_lines(tuning: Tuning, config: Config, width: int | None) -> Iterator[str]:

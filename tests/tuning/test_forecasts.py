@@ -13,7 +13,7 @@ from apcbatch.data.input.inputs import find_inputs
 from apcbatch.model.locate import locate_model
 from apcbatch.resolution import load
 from apcbatch.tuning.documents import forecast_document
-from apcbatch.tuning.occupancy import Occupancy, forecast_memory, memory_limit
+from apcbatch.tuning.occupancy import MemoryForecast, Occupancy, memory_limit
 from apcbatch.tuning.prediction import of_policies
 from apcbatch.tuning.survey import survey
 from apcbatch.tuning.text import forecast_lines
@@ -31,7 +31,7 @@ def report(path: Path, **flags: object) -> tuple[list[str], dict]:
     config = load({"device": "cpu"} | flags, None, {})
     occupancy = Occupancy(config, "planned", lambda: 9)
     surveyed = survey(config, find_inputs([str(path)]), of_policies(config, [16, 64], occupancy), pytest.fail)
-    memory = forecast_memory(surveyed, occupancy, memory_limit(config))
+    memory = MemoryForecast(surveyed.memory, occupancy.use(surveyed.forecast, surveyed.footprint), memory_limit(config))
     document = forecast_document(surveyed.forecast, "planned", config, memory)
     return list(forecast_lines(surveyed, config)), document
 
