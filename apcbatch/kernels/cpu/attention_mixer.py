@@ -7,6 +7,8 @@ linear (o_proj).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from apcbatch import _C
@@ -40,7 +42,6 @@ class FusedAttention(StackSubBlock):
                 f"{' with gates' if weights.is_gated else ''}, and the heads a multiple of the cache's {kv_heads} kv "
                 f"heads; they are {found}"
             )
-        q_norm, k_norm, norm_eps, steps, pairs = _norms(weights.norms, head_dim)
         self._kept_alive = norm, weights, k_cache, v_cache  # the plan holds their addresses
         self.plan = _C.AttentionMixer(
             norm=norm_plan(norm, h),
@@ -50,23 +51,18 @@ class FusedAttention(StackSubBlock):
             kv_heads=kv_heads,
             head_dim=head_dim,
             scale=weights.scale,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            norm_eps=norm_eps,
-            steps=steps,
-            pairs=pairs,
+            **_norms(weights.norms, head_dim),
             is_gated=weights.is_gated,
             k_cache=keys,
             v_cache=values,
         )
 
 
-def _norms(norms: QueryKeyNorms | None, head_dim: int) -> tuple[int, int, float, int, int]:
-    """Return the kernel's arguments (q_norm, k_norm, norm_eps, steps, pairs) for the norms of queries and keys and
-    their rotary embedding: q_norm, k_norm and steps are addresses, pairs is the number of steps. All are 0 for None.
-    Raises ValueError if a shape or a dtype does not fit."""
+def _norms(norms: QueryKeyNorms | None, head_dim: int) -> dict[str, Any]:
+    """Return the kernel's arguments for the norms of queries and keys and their rotary embedding: addresses, and the
+    number of steps. All are 0 for None. Raises ValueError if a shape or a dtype does not fit."""
     if norms is None:
-        return 0, 0, 0.0, 0, 0
+        return dict(q_norm=0, k_norm=0, norm_eps=0.0, steps=0, pairs=0)
     pairs = norms.steps.numel()
     if (norms.q is None) != (norms.k is None):
         raise ValueError("the norms of queries and of keys must both be given, or neither")
@@ -76,4 +72,5 @@ def _norms(norms: QueryKeyNorms | None, head_dim: int) -> tuple[int, int, float,
     require_parameter(norms.steps, "steps", (pairs,), torch.int64)
     if 2 * pairs > head_dim:
         raise ValueError(f"steps must be at most half of the {head_dim} columns of a head; they are {pairs}")
-    return address(norms.q), address(norms.k), norms.eps, norms.steps.data_ptr(), pairs
+    addresses = dict(q_norm=address(norms.q), k_norm=address(norms.k), steps=norms.steps.data_ptr())
+    return addresses | dict(norm_eps=norms.eps, pairs=pairs)
