@@ -14,7 +14,6 @@ from apcbatch.model.sub_blocks import SubBlock
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Return the ModelConfig of config.json."""
     for bias in ("attention_bias", "mamba_proj_bias", "mlp_bias"):
         reader.require(bias, False, False)
     hidden_size = reader.integer("hidden_size", 4096)

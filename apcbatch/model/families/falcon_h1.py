@@ -48,7 +48,6 @@ class FalconH1Multipliers(Multipliers):
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Return the ModelConfig of config.json."""
     for bias in ("attention_bias", "mamba_proj_bias", "mlp_bias", "projectors_bias"):
         reader.require(bias, False, False)
     reader.require("mamba_use_mlp", True, True)

@@ -9,7 +9,6 @@ from apcbatch.model.hf_config import ConfigReader, ModelConfig
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Return the ModelConfig of config.json."""
     return mamba.read(reader, mixer_norm="weightless")
 
 

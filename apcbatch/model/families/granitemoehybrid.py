@@ -25,7 +25,6 @@ _MIXER_OF_TYPE = {
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Return the ModelConfig of config.json."""
     layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
     mixers = reader.layer_types(layers, _MIXER_OF_TYPE, "layer_types", "layers_block_type") or ("mamba2",) * layers
     reader.require_state(mixers, "mamba")  # first, as Granite 4.0 without `-h` has rotary positions too

@@ -13,7 +13,6 @@ from apcbatch.model.sub_blocks import SubBlock
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Return the ModelConfig of config.json."""
     hidden_size = reader.integer("hidden_size", 4096)
     layers = range(reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS))
     heads = reader.integer("num_attention_heads", 32)

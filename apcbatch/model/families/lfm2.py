@@ -17,7 +17,6 @@ _MIXER_OF_TYPE = {"conv": "short_conv", "full_attention": "attention"}
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Return the ModelConfig of config.json."""
     hidden_size = reader.integer("hidden_size", 2560)
     for key in ("conv_dim", "conv_dim_out"):
         reader.require(key, hidden_size, hidden_size)

@@ -16,7 +16,6 @@ _DEFAULTS = {"hidden_size": 2048, "intermediate_size": 7168, "block_auto_adjust_
 
 
 def read(given: ConfigReader) -> ModelConfig:
-    """Return the ModelConfig of config.json."""
     reader = given.with_defaults(_DEFAULTS)
     dense = lfm2.read(reader)
     num_dense = reader.integer("num_dense_layers", 2, minimum=0)

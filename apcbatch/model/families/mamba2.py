@@ -11,7 +11,6 @@ from apcbatch.model.sub_blocks import SubBlock
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Return the ModelConfig of config.json."""
     reader.require("use_bias", False, False)
     hidden_size = reader.integer("hidden_size", 4096)
     layers = reader.integer("num_hidden_layers", 64, maximum=MOST_LAYERS)

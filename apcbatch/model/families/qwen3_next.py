@@ -18,7 +18,6 @@ _DEFAULTS = {
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Return the ModelConfig of config.json."""
     reader.require("decoder_sparse_step", 1, 1)
     return qwen3_5_moe.read(reader, _DEFAULTS, is_grouped=True)
 
