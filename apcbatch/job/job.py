@@ -280,7 +280,7 @@ class Job:
                 "which earlier windows had"
             )
         if shard is not None and is_complete and self._run_file is not None:
-            self._run_file.set_shard_requests(feeder.num_requests, feeder.num_requests - feeder.num_elsewhere)
+            self._run_file.set(shard_requests=[feeder.num_requests, feeder.num_requests - feeder.num_elsewhere])
         elif feeder.exhausted and self._config.limit is None and not answers.is_compared:
             self._totals.answers_without_line = answers.count_rest()
             self._totals.already_done -= self._totals.answers_without_line

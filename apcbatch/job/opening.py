@@ -311,11 +311,11 @@ def _compare_out(
     is_complete = compare_input(config, inputs, renderer, answers, run_file)
     changes = answers.changes
     if changes is not None:
-        run_file.set_moved(changes.stretches)
+        run_file.set(moved=changes.stretches)
         if run_file.has_other_input or changes.has_corrections:
             printer.note(changes.sentence())
     if not (is_complete or answers.same_draw_rule):
-        run_file.keep_earlier_draws()
+        run_file.keep_earlier("draws")
     return answers, is_complete
 
 
@@ -325,7 +325,7 @@ def _keep_out(config: Config, sink: FileSink, answers: PreviousAnswers, run_file
     sink.remove_if_unused = False
     if run_file.has_other_input or answers.has_dropped:
         answers = drop_unusable(sink, answers, config.retry_errors)
-        run_file.keep_earlier_model()
+        run_file.keep_earlier("model_fingerprint")
         run_file.write()
     return answers
 
@@ -340,7 +340,7 @@ def _begin_out(
 ) -> PreviousAnswers | None:
     """Make OUT ready for new lines; return the answers that stay in it. Checks that OUT is of this model's weights, or
     still as empty as it was. Changes OUT, then writes its run file, then uploads that."""
-    run_file.set_model(engine.fingerprint)
+    run_file.set(model_fingerprint=engine.fingerprint)
     if answers is not None:
         run_file.check()
         answers = drop_unusable(sink, answers, config.retry_errors)

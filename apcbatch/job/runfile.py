@@ -147,9 +147,15 @@ class RunFile:
         self._num_dropped = 0  # entries of earlier processes that the file has no more
         self._own: tuple[int, ...] | None = None  # identity of the file as it was written
 
-    def set_model(self, fingerprint: str) -> None:
-        """Add the model's fingerprint, which is not known before the weights are read."""
-        self._facts["model_fingerprint"] = fingerprint
+    def set(self, **facts: Any) -> None:
+        """Set facts that are not known before: the model's fingerprint, once the weights are read; the stretches of
+        moved records, None if there are too many to list; and the numbers of requests that INPUT and this shard have,
+        once all of the shard are answered."""
+        self._facts |= facts
+
+    def keep_earlier(self, name: str) -> None:
+        """Keep a fact of the earlier run in the file, such as its model's where no weights are read."""
+        self._facts[name] = self._earlier.get(name)
 
     @property
     def same_draw_rule(self) -> bool:
@@ -181,26 +187,10 @@ class RunFile:
         )
         return [(first, last, distance) for first, last, distance in stretches] if are_whole else []
 
-    def set_moved(self, stretches: list[Stretch] | None) -> None:
-        """Set the stretches of moved records; None if there are too many to list."""
-        self._facts["moved"] = stretches
-
-    def set_shard_requests(self, in_input: int, in_shard: int) -> None:
-        """Set the numbers of requests that INPUT and this shard have, once all of the shard are answered."""
-        self._facts["shard_requests"] = [in_input, in_shard]
-
     def is_shard_answered(self, num_answers: int) -> bool:
         """Return whether the run that `check` accepted answered all requests of its shard, and OUT has that many."""
         counts = shard_requests(self._earlier)
         return counts is not None and counts[1] == num_answers
-
-    def keep_earlier_model(self) -> None:
-        """Keep the fingerprint of the earlier run's model in the file, where no weights are read."""
-        self._facts["model_fingerprint"] = self._earlier.get("model_fingerprint")
-
-    def keep_earlier_draws(self) -> None:
-        """Keep the draw rule of the earlier run in the file."""
-        self._facts["draws"] = self._earlier.get("draws")
 
     def keep_processes(self) -> None:
         """Keep the entries of earlier processes in the file, as they are."""
