@@ -53,17 +53,6 @@ from apcbatch.sampling import Bounds
 from apcbatch.store import Store
 from apcbatch.types import DRAFT_SOURCES, DraftSource, Policy
 
-_WHOLE_NUMBERS = (
-    "block_size",
-    "max_batch_tokens",
-    "max_running",
-    "max_request_tokens",
-    "pool_size_bytes",
-    "store_size_bytes",
-    "draft_memory_bytes",
-    "gpus",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
@@ -111,8 +100,10 @@ class EngineOptions:
             value, choices = getattr(self, name), OPTIONS[name].choices
             if value not in choices:
                 raise UsageError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
-        for name in _WHOLE_NUMBERS:
-            value, option = getattr(self, name), OPTIONS[name.removesuffix("_bytes")]
+        for name, value in vars(self).items():
+            option = OPTIONS.get(name.removesuffix("_bytes"))
+            if option is None or option.kind not in ("integer", "size"):
+                continue
             bounds = Bounds(int, option.minimum, option.maximum)
             if not isinstance(value, int) or value not in bounds:
                 raise UsageError(f"{name} is {value!r}; expected {bounds}")
