@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from apcbatch.report.texts import ELLIPSIS, MOST_CHARACTERS, cut_columns
+from apcbatch.report.texts import MOST_CHARACTERS, cut_columns, shortened
 
 PAGE_BYTES = 2_000_000
 REQUESTS_OF_A_PAGE = 50_000  # a page of more requests may be larger
@@ -62,7 +62,7 @@ def _shorten_all(document: dict[str, Any], room: int) -> dict[str, Any]:
     if _packed_bytes([short], room) is not None:
         return short
     for length in ID_LENGTHS:
-        ids = [[_short_id(name, length) for name in run["requests"]["id"]] for run in short["runs"]]
+        ids = [[shortened(name, length) for name in run["requests"]["id"]] for run in short["runs"]]
         if any(len(set(new)) < len(set(run["requests"]["id"])) for new, run in zip(ids, short["runs"], strict=True)):
             break
         tables = [run["requests"] | {"id": new} for run, new in zip(short["runs"], ids, strict=True)]
@@ -102,7 +102,3 @@ def _noted(document: dict[str, Any], sentence: str) -> dict[str, Any]:
 def _two_digits(value: int) -> int:
     unit = int("1" + "0" * max(0, len(str(value)) - 2))
     return (value + unit // 2) // unit * unit
-
-
-def _short_id(name: str, length: int) -> str:
-    return name if len(name) <= length else name[: length - 1] + ELLIPSIS

@@ -16,7 +16,6 @@ from apcbatch.report.fit import (
     PAGE_BYTES,
     REQUESTS_OF_A_PAGE,
     _packed_bytes,
-    _short_id,
     _shorten_all,
     _two_digits,
     fit,
@@ -142,13 +141,12 @@ def test_whole_texts_are_not_said_to_be_cut() -> None:
     assert texts.characters == MOST_CHARACTERS // 2 == len(texts.answers[0])
 
 
-def test_times_have_two_digits_and_ids_a_length() -> None:
-    """Fault: a rounded time is another one, or an id that has room is cut."""
+def test_times_have_two_digits() -> None:
+    """Fault: a rounded time is another one."""
     for value, rounded in (
         (0, 0), (7, 7), (99, 99), (100, 100), (104, 100), (105, 110), (12_499, 12_000), (12_500, 13_000),
     ):  # fmt: skip
         assert _two_digits(value) == rounded
-    assert [_short_id("abcdef", length) for length in (7, 6, 5)] == ["abcdef", "abcdef", "abcd\u2026"]
 
 
 def test_ids_are_cut_no_more_than_the_room_asks() -> None:
