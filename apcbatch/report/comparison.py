@@ -15,6 +15,7 @@ from apcbatch.job.out_file import OutFile
 from apcbatch.job.record import read_record
 from apcbatch.report.panels import Run
 from apcbatch.report.requests import DIGEST_BYTES, Requests, token_lists
+from apcbatch.report.verdict import STAGES
 
 MOST_LISTED = 1000
 ONE_FAILED = -1
@@ -126,8 +127,7 @@ def _tokens_of(out: OutFile, ids: set[str]) -> dict[str, list[list[Any]]]:
 def _measures(base: dict[str, Any], other: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield each measure of both runs, side by side, unless neither run has a number for it."""
     seconds = (
-        (f"{name} seconds", "s", *((one["seconds"] or {}).get(name) for one in (base, other)))
-        for name in ("load", "plan", "prefill", "decode", "store", "total")
+        (f"{name} seconds", "s", *((one["seconds"] or {}).get(name) for one in (base, other))) for name in STAGES
     )
     counts = ((name, unit, base[key], other[key]) for name, unit, key in MEASURES)
     for name, unit, mine, theirs in chain(counts, seconds):
