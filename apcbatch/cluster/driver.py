@@ -71,7 +71,6 @@ class ClusterEngine:
         self._submitted = SubmitBuffer(facts.key_fingerprint)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
-        """Pull requests lazily and yield results as they finish, failures included."""
         return answered(self, requests)
 
     @property
@@ -98,7 +97,6 @@ class ClusterEngine:
         return counters
 
     def can_run(self, request: Request) -> bool:
-        """Return whether `submit` would accept a request."""
         facts = self._facts
         try:
             check_request(request, facts.vocab_size, facts.context_length, facts.max_request_tokens)
@@ -118,7 +116,6 @@ class ClusterEngine:
         self._num_unfinished += 1
 
     def add_readers(self, key: Key, count: int) -> None:
-        """Count more pending readers of a state, planned requests that are submitted later; -1: drop one."""
         if (state := self._submitted.add_readers(key, count)) is not None:
             self._states.release_unwanted(state)
 

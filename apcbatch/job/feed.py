@@ -77,12 +77,9 @@ class Feeder:
 
     @property
     def total(self) -> int | None:
-        """Requests to answer in this run; None until the whole input is read."""
         return self.num_requests - self.num_skipped if self.exhausted else None
 
     def opening(self) -> str:
-        """Return the opening line of a run: the numbers of conversations and requests read so far, and which turns are
-        requests."""
         turns, lines, requests = self._config.turns, self.num_conversations, self.num_requests - self.num_elsewhere
         words = f"{counted(lines, 'conversation')}, {counted(requests, 'request')}"
         words += " so far" * (not self.exhausted)

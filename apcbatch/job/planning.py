@@ -114,7 +114,6 @@ class PlannedFeeder:
 
     @property
     def exhausted(self) -> bool:
-        """Whether all work is handed out."""
         return self._feeder.exhausted and not (self._ready or self._left or len(self._windows))
 
     @property
@@ -129,7 +128,6 @@ class PlannedFeeder:
 
     @property
     def total(self) -> int | None:
-        """Requests to answer in this run; None until the whole input is read."""
         return self._feeder.total
 
     def pause(self) -> bool:
@@ -150,7 +148,6 @@ class PlannedFeeder:
         return True
 
     def next(self) -> Work | None:
-        """Return the next request or failure; None if there is none at the moment (see exhausted)."""
         while not (self._ready or self._left or self._is_read):
             self._read()
         if self._ready:
@@ -165,7 +162,6 @@ class PlannedFeeder:
         return request
 
     def follow_up(self, result: Result) -> list[Work]:
-        """Return the work that depends on a result."""
         return self._feeder.follow_up(result)
 
     @property

@@ -266,8 +266,6 @@ class _DraftLists(_Lists):
             part.fill_(-1)
 
     def fill(self, batch: Batch) -> None:
-        """Write a batch into these lists, which are on the host. Padding sequences get -1 as state slots, context and
-        KV slots, so that they read and write no state and no page."""
         ragged = batch.ragged
         b, t, k = ragged.num_sequences, ragged.num_tokens, ragged.snapshot_slots.numel()
         rows, size = self.token_ids.numel(), self.context.numel()
