@@ -235,19 +235,15 @@ class Store:
         found = find_cost(self._path, model, dtype, device)
         if found is not None:
             return found.tokens
-        tokens = None if self._session is None else measure()
-        if tokens is not None:
-            self._store_cost(ReadingCost(model, dtype, device, tokens))
-        return tokens
-
-    def _store_cost(self, cost: ReadingCost) -> None:
-        assert self._session is not None
+        if self._session is None or (tokens := measure()) is None:
+            return None
         path = self._session.temporary_path()
         try:
-            self._files.write(path, [with_cost(self._path, cost)])
+            self._files.write(path, [with_cost(self._path, ReadingCost(model, dtype, device, tokens))])
             self._files.rename(path, os.path.join(self._path, COSTS_NAME))
         except OSError as error:
             self._status.failure(error, "keeping what reading a snapshot costs")
+        return tokens
 
     def time_reading(self, fingerprint: bytes, position: int, arrays: Mapping[str, Array]) -> float | None:
         """Write a snapshot of these arrays to a temporary file, read and verify it READS times, into the arrays, and
