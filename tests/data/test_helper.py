@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from apcbatch.data import helper, helper_child
-from apcbatch.data.chat.template import ChatTemplate, TemplateProcess, read_fallback
+from apcbatch.data.chat.template import ChatTemplate, TemplateProcess
 from apcbatch.data.grammar.constraint import GrammarCompiler
 from apcbatch.data.grammar.structured_output import StructuredOutput
 from apcbatch.data.helper import Helper, LimitExceeded
@@ -97,9 +97,7 @@ def test_a_helper_that_is_lost_twice_at_the_start_is_not_the_models_fault(
 ) -> None:
     """Catches exit status 2 and "give the model another one" for a template that is as it should be."""
     attacks += [signal.SIGKILL, signal.SIGKILL]
-    made = ChatTemplate(
-        load_tokenizer(model_dir("chatml", STABLE_TEMPLATE)), read_fallback(None), lambda sentence: None
-    )
+    made = ChatTemplate(load_tokenizer(model_dir("chatml", STABLE_TEMPLATE)), lambda sentence: None)
     assert made.render([USER]).startswith("<|im_start|>user\nhi")
 
 

@@ -11,11 +11,11 @@ import jinja2
 import pytest
 
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.chat.template import ChatTemplate, before_mark, read_fallback, with_mark
+from apcbatch.data.chat.template import ChatTemplate, before_mark, with_mark
 from apcbatch.data.chat.template_child import Template
 from apcbatch.data.helper_child import DONE
 from apcbatch.data.input.messages import check_messages
-from apcbatch.data.template_options import ChatOptions
+from apcbatch.data.template_options import ChatOptions, read_template
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import RequestError, UsageError
 from tests.data.conftest import STABLE_TEMPLATE, build_tokenizer, by_transformers, save_model
@@ -28,7 +28,7 @@ TOOLS = [{"type": "function", "function": {"name": "get", "description": "Gets <
 def template_of(folder: Path, warnings: list[str] | None = None) -> ChatTemplate:
     """The template of a model folder with the shipped fallback."""
     told = [] if warnings is None else warnings
-    return ChatTemplate(load_tokenizer(folder), read_fallback(None), told.append)
+    return ChatTemplate(load_tokenizer(folder), told.append)
 
 
 WROTE = "{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
@@ -135,16 +135,6 @@ def test_the_fallback_begins_with_bos_where_the_model_expects_it(tmp_path: Path)
         assert template_of(folder).render([USER]).startswith("<|endoftext|>") == adds_bos
 
 
-def test_a_fallback_of_ones_own_is_read(tmp_path: Path, model_dir: Callable[..., Path]) -> None:
-    """And one that cannot be read is reported."""
-    own = tmp_path / "own.jinja"
-    own.write_text("{{ messages | length }} messages")
-    renderer = Renderer.load(model_dir("gpt2"), own)
-    assert renderer.template.render([USER, USER]) == "2 messages"
-    with pytest.raises(UsageError, match="the chat template .* cannot be read"):
-        Renderer.load(model_dir("gpt2"), tmp_path / "absent.jinja")
-
-
 REFUSALS = {
     "{{ raise_exception('roles must alternate') }}": "roles must alternate",
     "{{ messages[5].content }}": "has no element 5",
@@ -205,12 +195,12 @@ def test_deep_nesting_ends_one_conversation(model_dir: Callable[..., Path]) -> N
         template_of(model_dir("gpt2")).render([USER], [deep])
 
 
-def test_a_fallback_that_is_no_text_is_told(tmp_path: Path) -> None:
+def test_a_template_that_is_no_text_is_told(tmp_path: Path) -> None:
     """Catches a UnicodeDecodeError for a file that is no text in UTF-8."""
     path = tmp_path / "chat.jinja"
     path.write_bytes(b"{{ messages }}\xff")
     with pytest.raises(UsageError, match=r"the chat template .*chat.jinja cannot be read: .* can't decode byte 0xff"):
-        read_fallback(path)
+        read_template(path)
 
 
 def test_an_empty_last_message_is_continued() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from apcbatch.answer import AnswerWarning
 from apcbatch.data.chat.common_prefix import BaseText, BaseTexts, common_length
-from apcbatch.data.chat.template import ChatTemplate, read_fallback, reasoning_of
+from apcbatch.data.chat.template import ChatTemplate, reasoning_of
 from apcbatch.data.checks import at_line, shown
 from apcbatch.data.conversation import Conversation, Message, Turn
 from apcbatch.data.grammar.constraint import ConstraintFactory, GrammarCompiler
@@ -92,15 +92,13 @@ class Renderer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        fallback_template_path: str | Path | None = None,
         warn: Callable[[str], None] = lambda sentence: None,
         options: ChatOptions = _DEFAULT_OPTIONS,
     ) -> None:
         self.tokenizer = tokenizer
         tokenizer.max_tokens = options.max_tokens
         variables = read_template_kwargs(options.template_kwargs)
-        fallback, given = read_fallback(fallback_template_path), options.chat_template
-        self.template = ChatTemplate(tokenizer, fallback, warn, variables, options.clock, given)
+        self.template = ChatTemplate(tokenizer, warn, variables, options.clock, options.chat_template)
         texts = (tokenizer.answer_schema, *self.template.sources)
         self.tool_parser = choose_tool_parser(options.tool_parser, *texts, "\n".join(tokenizer.added_texts))
         self.reasoning_parser = choose_reasoning_parser(options.reasoning_parser, (*texts, *tokenizer.added_texts))
@@ -121,13 +119,12 @@ class Renderer:
     def load(
         cls,
         model_dir: str | Path,
-        fallback_template_path: str | Path | None = None,
         warn: Callable[[str], None] = lambda sentence: None,
         options: ChatOptions = _DEFAULT_OPTIONS,
     ) -> Renderer:
         """Load the renderer of a model folder; ModelError if its tokenizer or template is damaged. A folder without a
         tokenizer gets a NoTokenizer, one without a template the fallback template."""
-        return cls(load_any_tokenizer(Path(model_dir), warn), fallback_template_path, warn, options)
+        return cls(load_any_tokenizer(Path(model_dir), warn), warn, options)
 
     @cached_property
     def grammar_compiler(self) -> GrammarCompiler:

@@ -49,17 +49,15 @@ Outcome = str | RequestError | InvalidTemplate
 class ChatTemplate:
     """The chat template of a tokenizer, or the fallback if it has none.
 
-    fallback: text of the template for models without one. warn: called once if the fallback is used, by
-    `warn_if_fallback` or at the first conversation. variables: name -> value, for every conversation of the run; a
-    request's own variables override them. clock: time that the template reads for every text, in ISO 8601; None for
-    now. given: text of a template to use in place of the model's. ModelError for a template that cannot be compiled, or
-    that exceeds its time or memory on a short conversation.
+    warn: called once if the fallback is used, by `warn_if_fallback` or at the first conversation. variables: name ->
+    value, for every conversation of the run; a request's own variables override them. clock: time that the template
+    reads for every text, in ISO 8601; None for now. given: text of a template to use in place of the model's.
+    ModelError for a template that cannot be compiled, or that exceeds its time or memory on a short conversation.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        fallback: str,
         warn: Callable[[str], None],
         variables: Mapping[str, Any] | None = None,
         clock: str | None = None,
@@ -69,7 +67,7 @@ class ChatTemplate:
         self._source = tokenizer.source if given is None else replace(tokenizer.source, chat_template=given)
         self._warn: Callable[[str], None] | None = warn
         self._own = bool(self._source.chat_template)
-        self._fallback = fallback
+        self._fallback = read_template(SHIPPED_FALLBACK)
         self._variables: dict[str, Any] = dict(self._source.special_tokens_map)
         if not self._own:
             self._variables["add_bos"] = tokenizer.begins_with_bos
@@ -292,8 +290,3 @@ def before_mark(text: str) -> str | RequestError:
         message = "continue_final_message is true, and the chat template leaves out the end of the last message"
         return RequestError("invalid_request", message)
     return text[:place] if text.startswith(_MARK, place) else text[:place].rstrip()
-
-
-def read_fallback(path: str | Path | None) -> str:
-    """Read the fallback template at `path`, or the one that ships with apcbatch; UsageError if it cannot be read."""
-    return read_template(SHIPPED_FALLBACK if path is None else path)
