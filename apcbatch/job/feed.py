@@ -472,7 +472,7 @@ def as_history(
     """Return the arguments of Rollout.advance: an answer, cut as in its record."""
     # An answer that completes its grammar ends without a stop token: its last token is text.
     has_stop_token = stopped and stop_reason is None and token_ids[-1] in renderer.tokenizer.eos_token_ids
-    cut = cut_answer(renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
+    cut = cut_answer(renderer.tokenizer.decode, token_ids, stop_reason, ticket.keeps_stop)
     return token_ids[: cut.num_tokens], has_stop_token, None if cut.is_exact else cut.text
 
 

@@ -306,7 +306,7 @@ def _choice(
     index: int,
 ) -> dict[str, Any]:
     """Return the answer as a choice of the body, and append its warnings to `warnings`."""
-    cut = cut_answer(renderer.decode, result.token_ids, result.stop_reason, ticket.keeps_stop)
+    cut = cut_answer(renderer.tokenizer.decode, result.token_ids, result.stop_reason, ticket.keeps_stop)
     if ticket.completion:
         echoed = ticket.prompt if ticket.prompt is not None and ticket.prompt.echo else None
         logprobs = completion_logprobs(result, cut.num_tokens, renderer, echoed)

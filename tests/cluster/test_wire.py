@@ -77,7 +77,7 @@ def test_stop_texts_and_forms_are_made_anew() -> None:
         watch, limits = one.ending(), one.constraint()
         said = [watch.accept(token, True) for token in renderer.tokenizer.encode_prompt("so it ENDs")]
         assert said[-1] == "END" or "END" in said
-        mask = np.zeros(-(-renderer.vocab_size // 32), np.int32)
+        mask = np.zeros(-(-renderer.tokenizer.vocab_size // 32), np.int32)
         assert limits.fill(mask)
         masks.append(mask)
     assert np.array_equal(*masks)

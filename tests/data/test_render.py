@@ -152,7 +152,7 @@ def test_any_conversation_has_the_tokens_it_has_alone(
         if end:
             assert prompt.token_ids.tolist() == alone(renderer, record, end)
         else:
-            assert renderer.decode(prompt.token_ids.tolist()).strip().endswith("assistant")
+            assert renderer.tokenizer.decode(prompt.token_ids.tolist()).strip().endswith("assistant")
 
 
 @pytest.mark.parametrize("turns", ["each", "last", "rollout"])
@@ -183,7 +183,7 @@ def test_a_completion_is_its_prompt(make_renderer: Callable[..., Renderer], warn
 def test_a_token_id_outside_the_vocabulary_is_refused(make_renderer: Callable[..., Renderer], token_id: int) -> None:
     """It would index past the embedding."""
     renderer = make_renderer("gpt2")
-    last = renderer.vocab_size - 1
+    last = renderer.tokenizer.vocab_size - 1
     with pytest.raises(RequestError) as caught:
         renderer.render(completion([last, token_id]))
     assert caught.value.message == f"body.prompt[1] is {token_id}; the model has the ids 0 to {last}"
@@ -222,7 +222,7 @@ def test_a_turn_that_the_template_refuses_fails_alone(make_renderer: Callable[..
     """The turns before it are good requests; where none is, the line is one error record."""
     renderer = make_renderer("chatml", ALTERNATING)
     rendered = renderer.render(conversation("user: a", "assistant: b", "user: c", "user: d"))
-    assert [(prompt.turn, renderer.decode(prompt.token_ids)) for prompt in rendered.prompts] == [(1, "a|")]
+    assert [(prompt.turn, renderer.tokenizer.decode(prompt.token_ids)) for prompt in rendered.prompts] == [(1, "a|")]
     (failure,) = rendered.failures
     assert (failure.turn, failure.custom_id, failure.error.line) == (2, "c#2", 7)
     assert failure.error.message == "the chat template refuses messages[0:4]: roles must alternate"
@@ -250,7 +250,7 @@ def test_the_end_of_a_prompt_is_searched_for_a_thought(make_renderer: Callable[.
     """Catches a whole prompt that is decoded for its last marker, or a marker near its end that is not seen."""
     renderer, seen = make_renderer("chatml", STABLE_TEMPLATE), list[Any]()
     renderer.reasoning_parser = SimpleNamespace(ends_open=seen.append)
-    renderer.decode = list
+    renderer.tokenizer.decode = list
     renderer.output_parser(conversation("user: hi"), Prompt(1, as_token_array(list(range(100))), "c"))
     assert seen == [[*range(68, 100)]]
     assert snippets("x" * 30, "y" * 30, 2) == f"character 2 ({'x' * 24!r}, {'y' * 24!r})"

@@ -107,7 +107,7 @@ def test_what_follows_an_answer_has_no_blank_put_before_it(make_renderer: Callab
     before = len(rollout.prompt.token_ids)
     following = rollout.advance([], stopped=False)
     assert following is not None
-    assert renderer.decode(following.token_ids[before:].tolist()) == "[tool]two[assistant]"
+    assert renderer.tokenizer.decode(following.token_ids[before:].tolist()) == "[tool]two[assistant]"
 
 
 def test_a_trimmed_answer_is_still_kept(make_renderer: Callable[..., Renderer], warnings: list[str]) -> None:
@@ -153,7 +153,7 @@ def test_a_refused_history_ends_the_rollout_with_its_line(make_renderer: Callabl
     assert caught.value.line == 7
     rollout = Rollout(renderer, WITH_TOOLS)
     following = rollout.advance(ids(renderer, '<tool_call>{"name": "f"}</tool_call>'), stopped=False)
-    assert following is not None and renderer.decode(following.token_ids) == "The policy|one||two|"
+    assert following is not None and renderer.tokenizer.decode(following.token_ids) == "The policy|one||two|"
     with pytest.raises(RequestError, match="refuses") as caught:
         Rollout(make_renderer("chatml", "{{ raise_exception('never') }}"), RECORD)
     assert caught.value.line == 7

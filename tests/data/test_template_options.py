@@ -115,7 +115,7 @@ def test_a_line_that_continues_its_last_message_is_one_request(
     record = good({"id": "c", "messages": MESSAGES, "continue_final_message": True})
     [prompt] = renderer.render(record, turns).prompts
     assert (prompt.turn, prompt.custom_id) == (2, "c#2") and [one.number for one in record.requests(turns)] == [2]
-    assert renderer.decode(prompt.token_ids).endswith("assistant\n Once upon a \n")
+    assert renderer.tokenizer.decode(prompt.token_ids).endswith("assistant\n Once upon a \n")
     rollout = Rollout(renderer, record)
     assert rollout.num_turns == 1 and rollout.prompt.token_ids.tolist() == prompt.token_ids.tolist()
     assert rollout.advance([5], stopped=False) is None
@@ -220,7 +220,7 @@ def test_the_run_gives_variables_and_a_line_wins(model_dir: Callable[..., Path],
     prompts = []
     for given in ({}, {"enable_thinking": False}, {"chat_template_kwargs": {"reasoning_effort": "high"}}):
         record = good(batch({"messages": USERS, **given}))
-        prompts.append(renderer.decode(renderer.render(record).prompts[0].token_ids))
+        prompts.append(renderer.tokenizer.decode(renderer.render(record).prompts[0].token_ids))
     assert [prompt.startswith("effort low") for prompt in prompts] == [True, True, False]
     assert [prompt.endswith("<think>\n") for prompt in prompts] == [True, False, True]
     assert warnings == ['the chat template does not read "colour" of --template-kwargs']
@@ -291,7 +291,7 @@ def test_markers_of_thoughts_may_be_special_tokens(tmp_path: Path, special: bool
     record = good(batch())
     output_parser = renderer.output_parser(record, renderer.render(record).prompts[0])
     ids = renderer.tokenizer.encode("<think>a</think>b<|im_end|>").ids
-    read = output_parser.parse(renderer.decode(ids))
+    read = output_parser.parse(renderer.tokenizer.decode(ids))
     assert (read.reasoning, read.content) == ("a", "b")
     plain = Renderer.load(tmp_path, options=ChatOptions(reasoning_parser="none"))
     assert plain.decode(ids) == ("ab" if special else "<think>a</think>b")

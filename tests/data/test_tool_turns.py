@@ -101,7 +101,7 @@ def test_a_rollout_shows_the_generated_ids(make_renderer: Callable[..., Renderer
         following = rollout.advance(renderer.tokenizer.encode(text).ids, stopped=False)
         if following is not None:
             assert following.warnings == ()
-    text = renderer.decode(rollout.prompt.token_ids)
+    text = renderer.tokenizer.decode(rollout.prompt.token_ids)
     assert (
         text == f"[user]q[assistant]{said[0]}[RESULT {made[0]}]one[assistant]{said[1]}[RESULT mine00001]two[assistant]"
     )
@@ -118,4 +118,4 @@ def test_a_rollout_says_where_calls_and_answers_differ(make_renderer: Callable[.
     assert second is not None
     sentence = "turn 1 generated 0 tool calls, and 1 recorded message of a tool follows"
     assert second.warnings == (sentence,) == renderer.output_parser(record, second).warnings
-    assert renderer.decode(second.token_ids).endswith("no call[RESULT recorded1]one[assistant]")
+    assert renderer.tokenizer.decode(second.token_ids).endswith("no call[RESULT recorded1]one[assistant]")

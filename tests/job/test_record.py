@@ -19,8 +19,9 @@ TEXTS = {1: "Hi", 2: " \u00e9", 3: "\ufffd", 4: "!", 9: "\ufffd"}
 
 
 RENDERER: Any = SimpleNamespace(
-    decode=lambda ids: "".join(TEXTS[one] for one in ids),
-    tokenizer=SimpleNamespace(decode_all=lambda ids: TEXTS[ids[0]]),
+    tokenizer=SimpleNamespace(
+        decode=lambda ids: "".join(TEXTS[one] for one in ids), decode_all=lambda ids: TEXTS[ids[0]]
+    ),
 )
 RESULT = Result(
     "r", 40, [1, 2, 3, 4], [-0.1, -0.2, -0.3, -0.4], "stop", cached_tokens=30, computed_tokens=10, cached_from="disk",
@@ -267,7 +268,7 @@ def test_calls_of_several_answers_have_ids_of_their_own() -> None:
     """Fault: two choices of one request have calls of the same id."""
     tools = OutputParser(tool_parser=tool_parsers()["hermes"])
     texts = {1: '<tool_call>{"name": "f"}</tool_call>'}
-    renderer: Any = SimpleNamespace(decode=lambda ids: "".join(texts[one] for one in ids), tokenizer=RENDERER.tokenizer)
+    renderer: Any = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: "".join(texts[one] for one in ids)))
     one = replace(RESULT, token_ids=[1], logprobs=None)
     record = written(result_record(Ticket(0, 1, 1, "c", "c"), replace(one, others=[one]), renderer, "m", 0, tools))
     choices = record["response"]["body"]["choices"]

@@ -125,7 +125,7 @@ def test_a_recorded_answer_is_known_where_it_is_a_source(
     for custom_id, [tokens] in recorded.items():
         name, _, turn = custom_id.partition("#")
         said = "Hello" if name == "s" else lines[int(name[2:])]["messages"][2 * int(turn)]["content"]
-        assert renderer.decode(tokens).strip().startswith(said), custom_id
+        assert renderer.tokenizer.decode(tokens).strip().startswith(said), custom_id
 
 
 def test_a_line_may_turn_it_off(apcbatch: Any, engines: Any, lines: Any, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_answers_of_another_tokenizer_are_their_text(
             if custom_id in ("text", "ids"):
                 assert renderer.tokenizer.decode_all(tokens) == " a time"
             else:
-                assert renderer.decode(tokens).strip() == f"It has been sent, {number}."
+                assert renderer.tokenizer.decode(tokens).strip() == f"It has been sent, {number}."
                 assert tokens[-1] in renderer.tokenizer.eos_token_ids
 
 

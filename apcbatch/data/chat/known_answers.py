@@ -89,7 +89,7 @@ class KnownAnswers:
     def of_tokens(self, tokens: TokenArray) -> TokenArray | None:
         """Return a copy of an answer's tokens; None if there are none, or one is outside the vocabulary."""
         tokens = tokens[:MOST_KNOWN_TOKENS]
-        return tokens.copy() if len(tokens) and int(tokens.max()) < self._renderer.vocab_size else None
+        return tokens.copy() if len(tokens) and int(tokens.max()) < self._renderer.tokenizer.vocab_size else None
 
     def _in_prompt(self, prompt: Prompt, later: Prompt | None) -> TokenArray | None:
         """Return the tokens of a recorded answer, stop token included, from the history in the next turn's prompt.

@@ -141,19 +141,10 @@ class Renderer:
         return ConstraintFactory(self.grammar_compiler, wanted, thinking)
 
     @property
-    def vocab_size(self) -> int:
-        """Return the number of token ids; the ids below it exist in the model."""
-        return self.tokenizer.vocab_size
-
-    @property
     def keeps_thoughts_with(self) -> dict[str, bool]:
         """Return the variables of --template-kwargs with which the template keeps earlier reasoning; empty if it reads
         none that is known."""
         return {name: value for name, value in _KEEP_THOUGHTS.items() if self.template.reads(name)}
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode an answer without special tokens, except those that enclose tool calls and reasoning."""
-        return self.tokenizer.decode(token_ids)
 
     def output_parser(self, conversation: Conversation, prompt: Prompt) -> OutputParser:
         """Return the parser of the answer to a prompt of the conversation. Equal parsers in a row are one object, since
@@ -186,7 +177,7 @@ class Renderer:
             return False
         if conversation.template_options.continue_final_message:
             return self.reasoning_parser.is_open(conversation.messages[-1]["content"])
-        return self.reasoning_parser.ends_open(self.decode(prompt.token_ids[-_LAST_TOKENS:].tolist()))
+        return self.reasoning_parser.ends_open(self.tokenizer.decode(prompt.token_ids[-_LAST_TOKENS:].tolist()))
 
     def _unread_options(self, template_options: TemplateOptions) -> tuple[AnswerWarning, ...]:
         """Return a tuple with one warning that names the request's options which the template does not read; an empty
@@ -264,9 +255,9 @@ class Renderer:
         """Return the ids unchanged; RequestError if there are none, or if one is outside the vocabulary."""
         if not len(token_ids):
             raise RequestError("invalid_request", "the prompt has no tokens; expected at least one")
-        if first_true(token_ids >= self.vocab_size) is not None:
-            highest = token_ids.max()
-            message = f"the tokenizer gives token id {highest}; the model has the ids 0 to {self.vocab_size - 1}"
+        most = self.tokenizer.vocab_size - 1
+        if first_true(token_ids > most) is not None:
+            message = f"the tokenizer gives token id {token_ids.max()}; the model has the ids 0 to {most}"
             raise RequestError("invalid_request", message)
         return token_ids
 
@@ -279,9 +270,10 @@ class Renderer:
     def _completion_ids(self, prompt: str | list[int]) -> TokenArray:
         if isinstance(prompt, str):
             return self.check_tokens(as_token_array(self.tokenizer.encode_prompt(prompt)))
+        most = self.tokenizer.vocab_size - 1
         for index, token_id in enumerate(prompt):
-            if not 0 <= token_id < self.vocab_size:
-                message = f"body.prompt[{index}] is {token_id}; the model has the ids 0 to {self.vocab_size - 1}"
+            if not 0 <= token_id <= most:
+                message = f"body.prompt[{index}] is {token_id}; the model has the ids 0 to {most}"
                 raise RequestError("invalid_request", message)
         return self.check_tokens(as_token_array(prompt))
 

@@ -65,7 +65,8 @@ class Rollout:
     def _take(self, generated_ids: Sequence[int], stopped: bool, text: str | None) -> ParsedAnswer:
         token_ids = as_token_array(generated_ids)
         output_parser = self._renderer.output_parser(self._conversation, self.prompt)
-        self._answers.append(output_parser.parse(self._renderer.decode(generated_ids) if text is None else text))
+        whole = self._renderer.tokenizer.decode(generated_ids) if text is None else text
+        self._answers.append(output_parser.parse(whole))
         self._token_ids.append(token_ids[:-1] if stopped else token_ids)
         self._stop_token = int(token_ids[-1]) if stopped else None
         self._is_cut = text is not None
