@@ -241,6 +241,16 @@ def test_given_up_midway(steps: int, tiny_checkpoint: Callable[..., Path], tmp_p
     engine.close()
 
 
+def test_a_preempted_answer_starts_from_the_state_at_its_prompts_end(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches a prompt that is computed again though its state is held for answers that have not begun."""
+    folder = tiny_checkpoint("jamba")
+    page_bytes = Engine(folder, policy="none", pool_size_bytes=ROOMY).footprint.page_bytes
+    engine = Engine(folder, policy="none", max_running=3, pool_size_bytes=12 * page_bytes)
+    list(engine.run([Request("a", tokens(320, 1), max_tokens=300, temperature=1.0, ignore_eos=True, n=3)]))
+    assert engine.counters.preempted == 1 and 0 < engine.counters.recomputed_tokens < 320
+    engine.close()
+
+
 def test_only_the_first_answer_is_kept(tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches snapshots of every answer where the next request builds on the first one alone."""
     engine = Engine(tiny_checkpoint("jamba"), policy="all", block_size=8, pool_size_bytes=ROOMY)

@@ -221,6 +221,9 @@ def test_a_slot_is_reserved_as_awaited_only_for_readers() -> None:
     snapshots.add_reads(key_at(16), 2)
     snapshots.add_reads(key_at(16), -1)
     assert held.reads_left == 4 and snapshots.holds(key_at(16)) and not snapshots.holds(key_at(32))
+    tight = OwnSnapshots(None, "planned", slots=1)
+    hold(tight, 32, reads=1)
+    assert tight.reserve(sequence_of(tight, plan=RequestPlan(keep=(16,), reads=(1,))), 16), "one reader suffices"
     full = OwnSnapshots(None, "all", slots=0)
     assert full.reserve(sequence_of(full), 16) is None
     for token in range(20):
