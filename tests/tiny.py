@@ -20,22 +20,20 @@ from apcbatch.model.families import load_model_config, state_layout
 
 VOCAB = 97
 
+_BASE = {"vocab_size": VOCAB, "hidden_size": 36, "eos_token_id": 0}
+_WITH_ATTENTION = {**_BASE, "num_attention_heads": 4, "num_key_value_heads": 2}
 _MAMBA = {
-    "vocab_size": VOCAB,
-    "hidden_size": 36,
+    **_BASE,
     "num_hidden_layers": 2,
     "state_size": 8,
     "conv_kernel": 4,
     "time_step_rank": 3,
-    "eos_token_id": 0,
 }
 _JAMBA = {
-    "vocab_size": VOCAB,
+    **_WITH_ATTENTION,
     "hidden_size": 40,
     "intermediate_size": 44,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "attn_layer_period": 3,
@@ -44,17 +42,13 @@ _JAMBA = {
     "expert_layer_offset": 1,
     "mamba_d_state": 8,
     "mamba_dt_rank": 3,
-    "eos_token_id": 0,
     "bos_token_id": 1,
     "pad_token_id": 0,
 }
 _QWEN = {
-    "vocab_size": VOCAB,
-    "hidden_size": 36,
+    **_WITH_ATTENTION,
     "intermediate_size": 44,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 16,
     "full_attention_interval": 4,
     "linear_num_key_heads": 2,
@@ -62,7 +56,6 @@ _QWEN = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
-    "eos_token_id": 0,
 }
 _QWEN_MOE = {
     **{key: value for key, value in _QWEN.items() if key != "intermediate_size"},
@@ -72,25 +65,20 @@ _QWEN_MOE = {
     "num_experts_per_tok": 2,
 }
 _MAMBA2 = {
-    "vocab_size": VOCAB,
-    "hidden_size": 36,
+    **_BASE,
     "num_hidden_layers": 2,
     "num_heads": 6,
     "head_dim": 12,
     "n_groups": 2,
     "state_size": 8,
     "conv_kernel": 4,
-    "eos_token_id": 0,
 }
 _GRANITE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 36,
+    **_WITH_ATTENTION,
     "intermediate_size": 28,
     "shared_intermediate_size": 44,
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "num_local_experts": 5,
     "num_experts_per_tok": 2,
     "mamba_n_heads": 6,
@@ -101,16 +89,12 @@ _GRANITE = {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.1,
     "logits_scaling": 3,
-    "eos_token_id": 0,
 }
 _NEMOTRON = {
-    "vocab_size": VOCAB,
-    "hidden_size": 36,
+    **_WITH_ATTENTION,
     "intermediate_size": 44,
     "num_hidden_layers": 5,
     "layer_types": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 10,
     "mamba_num_heads": 6,
     "mamba_head_dim": 10,  # 60 columns of heads, not the 72 of expand
@@ -124,15 +108,11 @@ _NEMOTRON = {
     "moe_intermediate_size": 20,
     "moe_shared_expert_intermediate_size": 28,
     "time_step_min": 1e-30,  # transformers limits steps to this in prefill, instead of to time_step_limit
-    "eos_token_id": 0,
 }
 _FALCON_H1 = {
-    "vocab_size": VOCAB,
-    "hidden_size": 36,
+    **_WITH_ATTENTION,
     "intermediate_size": 44,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 10,
     "mamba_d_ssm": 60,
     "mamba_n_heads": 6,
@@ -148,26 +128,20 @@ _FALCON_H1 = {
     "ssm_in_multiplier": 1.25,
     "ssm_out_multiplier": 0.24,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-    "eos_token_id": 0,
 }
 _BAMBA = {
-    "vocab_size": VOCAB,
-    "hidden_size": 36,
+    **_WITH_ATTENTION,
     "intermediate_size": 44,
     "num_hidden_layers": 4,
     "attn_layer_indices": [1],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 12,
     "mamba_n_heads": 6,
     "mamba_n_groups": 2,
     "mamba_d_state": 8,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-    "eos_token_id": 0,
 }
 _LFM2 = {
-    "vocab_size": VOCAB,
-    "hidden_size": 36,
+    **_BASE,
     "intermediate_size": 60,
     "block_multiple_of": 11,
     "num_hidden_layers": 4,
@@ -175,7 +149,6 @@ _LFM2 = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-    "eos_token_id": 0,
 }
 _LFM2_MOE = {
     **{key: value for key, value in _LFM2.items() if key != "block_multiple_of"},
