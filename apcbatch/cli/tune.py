@@ -22,6 +22,7 @@ from apcbatch.cli.options import (
     json_option,
     read_block_sizes,
 )
+from apcbatch.cli.streams import say
 from apcbatch.cli.terminal import echo, echo_json, json_document, survey_with_bar, terminal_width, warn, write_output
 from apcbatch.errors import UsageError
 
@@ -123,7 +124,7 @@ def _say_what_is_next(
 
     written, earlier = options["yaml_path"], resolution.config_path(options["config_file"])
     if options["json_path"] not in (None, STDOUT):
-        _say(f"wrote {options['json_path']}")
+        say(f"wrote {options['json_path']}")
     if written is None:
         return
     choice = {
@@ -131,7 +132,7 @@ def _say_what_is_next(
         "block_size": tuning.recommended.block_size,
         "min_gain_tokens": tuning.min_gain_tokens,
     }
-    _say(f"wrote {written} ({', '.join(f'{name} {value}' for name, value in choice.items())}); to run with the choice:")
+    say(f"wrote {written} ({', '.join(f'{name} {value}' for name, value in choice.items())}); to run with the choice:")
     flags = [word for name, value in choice.items() for word in (config.flag_name(name), str(value))] if earlier else []
     origins = {**resolved.origins, **dict.fromkeys((*choice, "limit"), "default")}  # command_words leaves these out
     try:
@@ -139,7 +140,7 @@ def _say_what_is_next(
     except UsageError:
         output = "answers.jsonl"
     given = dataclasses.replace(resolved, origins=origins)
-    _say(command_line(command_words(program, inputs, output, earlier or written, given, flags)))
+    say(command_line(command_words(program, inputs, output, earlier or written, given, flags)))
 
 
 def _find(resolved: config.Config, inputs: Inputs, sizes: set[int], num_real_runs: int) -> Tuning:
@@ -152,16 +153,12 @@ def _find(resolved: config.Config, inputs: Inputs, sizes: set[int], num_real_run
     surveyed = survey_with_bar(resolved, inputs, of_run(resolved, sizes, passes))
     from apcbatch.tuning.measurement import measure
 
-    _say("measuring prefill, snapshots, restores and writes")
+    say("measuring prefill, snapshots, restores and writes")
     measured = measure(resolved, surveyed.footprint, warn)
     candidates = predict(resolved, surveyed.forecast, passes, measured)
     if num_real_runs:
         from apcbatch.tuning.verification import verify
 
-        _say(f"running the best {min(num_real_runs, len(candidates))} for real")
+        say(f"running the best {min(num_real_runs, len(candidates))} for real")
         candidates = verify(resolved, inputs, candidates, num_real_runs, warn)
     return conclude(resolved, surveyed.forecast, measured, candidates)
-
-
-def _say(sentence: str) -> None:
-    echo(sentence, err=True)
