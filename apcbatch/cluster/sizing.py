@@ -40,7 +40,8 @@ def open_cluster(
     worker becomes ready.
     """
     settle_collector()
-    cluster = RayCluster(address, _local_cpus(config) if address == LOCAL else None)
+    asked = (config.workers or 1) * (config.worker_cpus or 1)
+    cluster = RayCluster(address, max(len(os.sched_getaffinity(0)), asked) if address == LOCAL else None)
     try:
         sizes = (config.workers, config.worker_cpus, _gpus_of(config), config.worker_memory)
         number, kind = workers_for(cluster.machines(), *sizes)
@@ -53,13 +54,6 @@ def open_cluster(
     except BaseException:
         cluster.close()
         raise
-
-
-def _local_cpus(config: Config) -> int:
-    """Return the number of cores of a local cluster: those of this machine, but at least as many as the workers ask
-    for."""
-    asked = (config.workers or 1) * (config.worker_cpus or 1)
-    return max(len(os.sched_getaffinity(0)), asked)
 
 
 def _gpus_of(config: Config) -> int | None:
