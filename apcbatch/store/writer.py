@@ -57,11 +57,6 @@ class Offer:
     def key(self) -> bytes:
         return self.header.key
 
-    def report(self) -> None:
-        """Call on_done, if there is one."""
-        if self.on_done is not None:
-            self.on_done(self.key, self.outcome in ("written", "duplicates"))
-
 
 @dataclass(frozen=True, slots=True)
 class Touch:
@@ -419,7 +414,8 @@ def _report(offers: Iterable[Offer]) -> None:
     errors: list[BaseException] = []
     for offer in offers:
         try:
-            offer.report()
+            if offer.on_done is not None:
+                offer.on_done(offer.key, offer.outcome in ("written", "duplicates"))
         except BaseException as error:
             errors.append(error)
     if errors:
