@@ -19,7 +19,7 @@ from apcbatch.job.feed import Feeder
 from apcbatch.job.planning import work_source
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.totals import Totals
-from apcbatch.job.work import JobEngine, requests_of
+from apcbatch.job.work import requests_of
 from apcbatch.model.locate import locate_model
 from apcbatch.tuning.choice import Candidate, Verified
 from apcbatch.tuning.measurement import temporary_engine
@@ -47,17 +47,13 @@ def real_run(config: Config, inputs: Inputs, block_size: int, warn: Callable[[st
     """Serve the whole input with one block size, and measure it; loads the weights."""
     own = replace(config, block_size=block_size, max_tokens=1)
     with temporary_engine(own, warn, has_store=bool(config.store)) as engine:
-        return _serve_all(own, inputs, engine)
-
-
-def _serve_all(config: Config, inputs: Inputs, engine: JobEngine) -> Verified:
-    renderer = Renderer.load(locate_model(config.model), options=ChatOptions.of(config))  # the survey has warned
-    feeder = Feeder(config, open_source(inputs, LineOptions.of(config)), renderer, PreviousAnswers())
-    requests = requests_of(work_source(config, feeder, engine))
-    totals, begin = Totals(), time.perf_counter()
-    for result in engine.run(replace(request, max_tokens=1, min_tokens=0) for request in requests):
-        if result.error is None:
-            totals.add(result)
-    engine.flush()
-    total_s = time.perf_counter() - begin
-    return Verified(engine.counters.seconds["prefill"], total_s, totals.cached_tokens)
+        renderer = Renderer.load(locate_model(own.model), options=ChatOptions.of(own))  # the survey has warned
+        feeder = Feeder(own, open_source(inputs, LineOptions.of(own)), renderer, PreviousAnswers())
+        requests = requests_of(work_source(own, feeder, engine))
+        totals, begin = Totals(), time.perf_counter()
+        for result in engine.run(replace(request, max_tokens=1, min_tokens=0) for request in requests):
+            if result.error is None:
+                totals.add(result)
+        engine.flush()
+        total_s = time.perf_counter() - begin
+        return Verified(engine.counters.seconds["prefill"], total_s, totals.cached_tokens)

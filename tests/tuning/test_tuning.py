@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,18 +100,13 @@ def test_costs_are_found_again_and_never_negative() -> None:
     assert min(_fit(samples, has_attention=False)) >= 0
 
 
-def tuned(path: Path, **flags: object):
-    """(configuration, forecast, candidates with made-up costs)."""
-    config = load(flags, None, {})
-    passes = Passes(config)
-    forecast = survey(config, find_inputs([str(path)]), of_run(config, SIZES, passes), pytest.fail).forecast
-    return config, forecast, predict(config, forecast, passes, COSTS)
-
-
 def test_what_is_written_has_its_shape_and_is_read_back(chats: Path, tmp_path: Path) -> None:
     """Fault: a key is missing or renamed, candidates do not ascend, or the YAML is refused by --config."""
     store = tmp_path / "store"
-    config, forecast, candidates = tuned(chats, store=str(store))
+    config = load({"store": str(store)}, None, {})
+    passes = Passes(config)
+    forecast = survey(config, find_inputs([str(chats)]), of_run(config, SIZES, passes), pytest.fail).forecast
+    candidates = predict(config, forecast, passes, COSTS)
     assert not store.exists()
     candidates[0] = replace(candidates[0], verified=Verified(0.5, 0.6, 7))
     tuning = conclude(config, forecast, COSTS, candidates)
@@ -162,15 +156,14 @@ def test_a_real_run_is_one_token_each_and_keeps_what_the_run_would(store: str | 
     """Fault: a real run generates whole answers, has another block size, or a store that the run would not have."""
     made: list[tuple[int, int, bool]] = []
 
-    @contextmanager
-    def engine(config: Config, warn: Any, *, has_store: bool) -> Iterator[str]:
+    def opens(config: Config, warn: Any, *, has_store: bool) -> None:
         made.append((config.block_size, config.max_tokens, has_store))
-        yield "engine"
+        raise ConnectionAbortedError
 
-    monkeypatch.setattr(verification, "temporary_engine", engine)
-    monkeypatch.setattr(verification, "_serve_all", lambda config, inputs, engine: (config.block_size, engine))
+    monkeypatch.setattr(verification, "temporary_engine", opens)
     config = load({"store": store} if store else {}, None, {})
-    assert verification.real_run(config, find_inputs([]), 24, pytest.fail) == (24, "engine")
+    with pytest.raises(ConnectionAbortedError):
+        verification.real_run(config, find_inputs([]), 24, pytest.fail)
     assert made == [(24, 1, store is not None)]
 
 
