@@ -75,8 +75,10 @@ def input_identity(inputs: Inputs) -> dict[str, Any]:
     each file: END_BYTES at each end of a single file, fewer per file if there are several. For other inputs it is the
     names alone."""
     if not inputs.are_files:
-        names = ", ".join(map(shown_address, inputs.files))
-        return {"name": names[:MOST_CHARACTERS], "size_bytes": None, "xxh3_of_ends": _digest_of_names(inputs)}
+        names, of_names = ", ".join(map(shown_address, inputs.files)), None
+        if len(inputs.files) > 1:  # whose list may be cut
+            of_names = xxhash.xxh3_128_hexdigest("\0".join(inputs.files).encode("utf-8", "surrogateescape"))
+        return {"name": names[:MOST_CHARACTERS], "size_bytes": None, "xxh3_of_ends": of_names}
     end_bytes = max(LEAST_END_BYTES, END_BYTES // len(inputs.files))
     size, digest = 0, xxhash.xxh3_128()
     for name in inputs.files:
@@ -90,13 +92,6 @@ def input_identity(inputs: Inputs) -> dict[str, Any]:
         size += length
     name = str(Path(inputs.files[0]).resolve()) if len(inputs.files) == 1 else inputs.shown
     return {"name": name, "size_bytes": size, "xxh3_of_ends": digest.hexdigest()}
-
-
-def _digest_of_names(inputs: Inputs) -> str | None:
-    """Return a digest of all names, since the run file may cut their list; None for a single name."""
-    if len(inputs.files) == 1:
-        return None
-    return xxhash.xxh3_128_hexdigest("\0".join(inputs.files).encode("utf-8", "surrogateescape"))
 
 
 def _digest_of(text: str | None) -> str | None:
