@@ -159,16 +159,17 @@ def test_sigmoid_mixture_equals_each_token_on_its_own(
         assert same_bits(run(mixture, sums[rows]), expected[rows])
 
 
-def test_sigmoid_mixture_is_close_to_float64():
+@table("is_sigmoid", [False, True])
+def test_mixture_is_close_to_float64(is_sigmoid):
     """Kernels that are wrong in the same way as the fused call."""
-    experts = [make_mlp(24, 45, torch.float32, is_gated=False) for _ in range(6)]
+    latent = [torch.randn(24, 33) * 33**-0.5, torch.randn(33, 24) * 24**-0.5] if is_sigmoid else []
+    experts = [make_mlp(24 if latent else 33, 45, torch.float32, is_gated=not is_sigmoid) for _ in range(6)]
     router, norm, sums = torch.randn(6, 33), make_norm(33), torch.randn(20, 33)
-    latent = [torch.randn(24, 33) * 33**-0.5, torch.randn(33, 24) * 24**-0.5]
-    sigmoid = SigmoidRouting(torch.randn(6) * 0.3, 3, 2, 2.5)
+    sigmoid = SigmoidRouting(torch.randn(6) * 0.3, 3, 2, 2.5) if is_sigmoid else None
     x = normed(norm, sums.double(), torch.float64, reference)
     wide = [(up.double(), down.double()) for up, down in experts]
-    expected = mixed(x, router.double(), wide, 3, reference, True, sigmoid, [one.double() for one in latent])
-    rule = 3, True, sigmoid, tuple(map(ops.pack_linear, latent))
+    expected = mixed(x, router.double(), wide, 3, reference, is_sigmoid, sigmoid, [one.double() for one in latent])
+    rule = 3, is_sigmoid, sigmoid, tuple(map(ops.pack_linear, latent))
     y = run(ops.sub_block("mixture", norm, ops.pack_linear(router), pack(experts), *rule), sums)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
 
@@ -243,17 +244,6 @@ def test_the_lower_expert_and_group_come_first_on_ties():
         assert reference.sigmoid_topk(logits, k, bias, groups, top_groups)[1].tolist() == [chosen]
     bias[5] = 0.1
     assert ops.route(logits, 2, False, SigmoidRouting(bias, 3, 1))[1].tolist() == [[5, 4]]
-
-
-def test_mixture_is_close_to_float64():
-    """Kernels that are wrong in the same way as the fused call."""
-    experts = [make_mlp(33, 45, torch.float32) for _ in range(4)]
-    router, norm, sums = torch.randn(4, 33), make_norm(33), torch.randn(20, 33)
-    wide = [(gate_up.double(), down.double()) for gate_up, down in experts]
-    x = normed(norm, sums.double(), torch.float64, reference)
-    expected = mixed(x, router.double(), wide, 2, reference)
-    y = run(ops.sub_block("mixture", norm, ops.pack_linear(router), pack(experts), 2), sums)
-    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
