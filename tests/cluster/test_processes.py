@@ -22,19 +22,14 @@ from tests.plan.plan_oracle import Dataset, make_plan, random_dataset, within_vo
 from tests.tiny import VOCAB
 
 
-def many_prompts() -> Dataset:
-    """Some small datasets together."""
-    parts = [within_vocabulary(random_dataset(seed), VOCAB, stretch=3) for seed in range(5, 12)]
-    prompts = [prompt for part in parts for prompt in part.prompts]
-    return Dataset(prompts, list(range(len(prompts))))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "kills"), [("mamba", 0), ("jamba", 1)])
 def test_a_plan_over_processes(family: str, kills: int, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """Catches an answer that depends on where it was computed or on a worker that was killed, one that is lost or
     doubled, and a state that stays behind when its last reader has come."""
-    folder, data = str(tiny_checkpoint(family)), many_prompts()
+    parts = [within_vocabulary(random_dataset(seed), VOCAB, stretch=3) for seed in range(5, 12)]
+    prompts = [prompt for part in parts for prompt in part.prompts]
+    folder, data = str(tiny_checkpoint(family)), Dataset(prompts, list(range(len(prompts))))
     requests, plan = requests_of(data), make_plan(data, Planner(BLOCK))
     expected = alone(folder, requests, plan)
     config = {"model": folder, "device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES}

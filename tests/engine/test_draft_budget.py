@@ -349,23 +349,12 @@ def test_what_an_answer_adds_to_the_index() -> None:
     assert added == [([1, 2, 3, 4], 3, 2), ([1, 2, 3, 4], 3, 3)]
 
 
-class Capturing(GraphedLM):
-    """A model of which only the number of captured graphs is asked."""
-
-    def __init__(self) -> None:
-        self.captured = 0
-
-    @property
-    def num_graphs(self) -> int:
-        return self.captured
-
-
 def test_a_pass_that_captures_a_graph_is_no_sample() -> None:
     """Fault: rows that seem dear for ever, since the first pass that had so many captured its graph."""
-    model, chunk = Capturing(), decoding([])
+    model, chunk = MagicMock(GraphedLM, num_graphs=0), decoding([])
     drafting = Timed(model=model)
     for seconds, captured in ((1.0, 1), (30.0, 2), (1.0, 2), (1.0, 2), (50.0, 3), (1.0, 3)):
-        model.captured = captured
+        model.num_graphs = captured
         drafting.passed([chunk], seconds)
     for costs in (drafting.costs, drafting.plain_costs):
         assert not costs or costs.of(1) == 1.0

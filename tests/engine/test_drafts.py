@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apcbatch import Engine, Request, Result
+from apcbatch import Engine, Request
 from apcbatch.drafts.drafter import Draft
 from apcbatch.model.causal_lm import CausalLM
 from tests.effort import tries
@@ -46,14 +46,6 @@ class OracleDrafter:
         drafted = [one if random.random() < self._right else random.randrange(VOCAB) for one in rest]
         drafted += [random.randrange(VOCAB)] * random.randint(0, 2)  # past the end too
         return Draft(drafted[:most], [0.99] * len(drafted[:most]), "lookup") if drafted[:most] else None
-
-
-def answers_by_prompt(requests: Sequence[Request], results: Mapping[str, Result]) -> dict[bytes, list[list[int]]]:
-    found: dict[bytes, list[list[int]]] = {}
-    for one in requests:
-        key = np.asarray(one.token_ids, np.int32).tobytes()
-        found.setdefault(key, []).extend(answer.token_ids for answer in results[one.id].answers)
-    return found
 
 
 def drawn_requests(count: int) -> list[Request]:
@@ -95,7 +87,11 @@ def check_a_draw(folder: Path, runs_ahead: bool = False, **fixed: object) -> Non
     plain = Engine(folder, draft=(), **options)
     expected = by_id(plain.run(requests))
     right = random.choice([0.0, 0.5, 0.9, 1.0])
-    oracle = Oracle(answers_by_prompt(requests, expected), right)
+    answers: dict[bytes, list[list[int]]] = {}
+    for one in requests:
+        key = np.asarray(one.token_ids, np.int32).tobytes()
+        answers.setdefault(key, []).extend(answer.token_ids for answer in expected[one.id].answers)
+    oracle = Oracle(answers, right)
     engine = OpenedEngine(folder, runs_ahead=runs_ahead or None, drafts=oracle, **options)
     found = by_id(engine.run(requests))
     for one in requests:

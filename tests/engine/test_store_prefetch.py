@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -38,16 +39,6 @@ class Reader:
         for part in buffer.values():
             part.fill_(key[0] % 64)
         return None if key == b"0" else key[0]
-
-
-class Reached:
-    """A mark that is reached when the test says so."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-
-    def wait(self) -> None:
-        assert self.event.wait(SOON_S)
 
 
 def all_are_free(staging: Staging) -> bool:
@@ -89,12 +80,12 @@ def test_buffers_have_the_shape_of_a_slot_and_lie_apart() -> None:
 
 def test_a_buffer_comes_back_only_when_its_copy_has_ended() -> None:
     """Catches a file that is read into memory which the device still reads."""
-    staging, mark = Staging(LAYOUT, 1), Reached()
-    staging.give_back(staging.take(), mark)
+    staging, copied = Staging(LAYOUT, 1), threading.Event()
+    staging.give_back(staging.take(), Mock(wait=copied.wait))
     with ThreadPoolExecutor(1) as threads:
         taken = threads.submit(staging.take)
         assert not taken.done()
-        mark.event.set()
+        copied.set()
         assert taken.result(SOON_S)
 
 

@@ -47,13 +47,9 @@ def made_on() -> dict[str, list[tuple[Inputs, torch.Tensor, torch.Tensor]]]:
 @pytest.fixture
 def every_position(device, made_on) -> list[tuple[Inputs, torch.Tensor, torch.Tensor]]:
     """Arguments, outputs and the states at each of 4500 positions, after checking them against float64."""
-    if device not in made_on:
-        made_on[device] = make_every_position()
-    return made_on[device]
-
-
-def make_every_position() -> list[tuple[Inputs, torch.Tensor, torch.Tensor]]:
-    made = []
+    if device in made_on:
+        return made_on[device]
+    made = made_on[device] = []
     for inputs in both(4500, 24, 8):
         positions = list(boundaries_in(0, 4500, 1))
         outputs, arena = one_shot(inputs, 4500, positions)

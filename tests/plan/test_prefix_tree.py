@@ -40,12 +40,9 @@ def test_each_boundary_has_its_key_once(data: Dataset, block_size: int) -> None:
     assert {key for _, _, key in found} == expected, data.where
     assert len(found) == len(expected), data.where
     for node, position, key in found:
-        index = next(i for i in range(tree.num_requests) if _passes(tree, i, node, position))
+        passed = (i for i in range(tree.num_requests) if position <= tree.end[tree.end_node[i]])
+        index = next(i for i in passed if node_at(tree, i, position) == node)
         assert prefix_key(fingerprint, data.prompts[index], position) == key, data.where
-
-
-def _passes(tree: PrefixTree, index: int, node: int, position: int) -> bool:
-    return position <= tree.end[tree.end_node[index]] and node_at(tree, index, position) == node
 
 
 def test_arrays_are_released() -> None:

@@ -13,7 +13,6 @@ from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Planner
 from apcbatch.plan.tree_shape import ORDERS
 from apcbatch.tuning.forecast import Forecast, Forecaster
-from apcbatch.types import RequestPlan
 from tests.effort import tries
 from tests.plan.plan_oracle import Dataset, dataset, ideals, random_dataset, serve
 from tests.tuning.forecasts import Seen, forecast
@@ -83,13 +82,11 @@ def test_planned_is_the_plan(data: Dataset, order: str) -> None:
         assert (found.peak_live_snapshots, found.peak_live_bytes) == (plan.peak_live_snapshots, plan.peak_live_bytes)
         assert (found.snapshots_for_later, found.store_bytes) == plan.for_later[block_size], where
         assert found.store_bytes <= 900, where
-        assert found.written_bytes == sum(_bytes_kept(todo) for todo in plan.requests), where
+        assert found.written_bytes == sum(  # a state for each, and the KV of every token that is computed up to there
+            100 * len(todo.keep) + 3 * (max(todo.keep, default=todo.resume_at) - todo.resume_at)
+            for todo in plan.requests
+        ), where
         assert found.floor_tokens == plan.ideal_tokens - plan.cached_tokens, where
-
-
-def _bytes_kept(todo: RequestPlan) -> int:
-    """What one request writes for this run: a state each, and the KV of every token that it computes up to there."""
-    return 100 * len(todo.keep) + 3 * (max(todo.keep, default=todo.resume_at) - todo.resume_at)
 
 
 def test_the_dataset_is_counted(data: Dataset) -> None:
