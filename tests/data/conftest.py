@@ -79,7 +79,9 @@ def build_tokenizer(kind: str) -> Tokenizer:
     if kind == "legacy":  # trained on words, then run over whole texts
         tokenizer.pre_tokenizer = None  # type: ignore[assignment]
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    return without_byte_markers(tokenizer)
+    content = json.loads(tokenizer.to_str())  # `<0x0A>` and its kind are for bytes only, not looked for in texts
+    content["added_tokens"] = [one for one in content["added_tokens"] if not one["content"].startswith("<0x")]
+    return Tokenizer.from_str(json.dumps(content))
 
 
 def by_transformers(folder: Path | str) -> Any:
@@ -93,13 +95,6 @@ def by_transformers(folder: Path | str) -> Any:
 def kept_by_transformers(folder: Path | str) -> Any:
     """The same for a folder that does not change."""
     return by_transformers(folder)
-
-
-def without_byte_markers(tokenizer: Tokenizer) -> Tokenizer:
-    """The same with `<0x0A>` and its kind as tokens for bytes only, not as texts that are looked for."""
-    content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = [one for one in content["added_tokens"] if not one["content"].startswith("<0x")]
-    return Tokenizer.from_str(json.dumps(content))
 
 
 def save_model(folder: Path, tokenizer: Tokenizer, template: str | None = None, **tokenizer_config: object) -> Path:

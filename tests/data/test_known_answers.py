@@ -27,19 +27,6 @@ def known_of(renderer: Renderer, record: Conversation, turns: Turns = "each") ->
     return known, renderer.render(record, turns, known.note).prompts
 
 
-def texts_rendered(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of messages of each text that the template renders from now on."""
-    counts: list[int] = []
-    texts = renderer.template.texts
-
-    def counted(messages: Any, tools: Any, numbers: Any, *options: Any) -> Any:
-        counts.extend(numbers)
-        return texts(messages, tools, numbers, *options)
-
-    monkeypatch.setattr(renderer.template, "texts", counted)
-    return counts
-
-
 @pytest.mark.drawn(6)
 @pytest.mark.parametrize("turns", ["each", "last"])
 @pytest.mark.parametrize("template", [STABLE_TEMPLATE, UNSTABLE_TEMPLATE])
@@ -53,7 +40,14 @@ def test_a_recorded_answer_has_the_tokens_that_it_is_scored_with(
         prompt.turn: prompt.token_ids[prompt.answer_begin :].tolist()
         for prompt in render_answers(renderer, AGENT, turns).prompts
     }
-    counts = texts_rendered(renderer, monkeypatch)
+    counts: list[int] = []  # of the messages of each text that the template renders from here on
+    texts = renderer.template.texts
+
+    def counted(messages: Any, tools: Any, numbers: Any, *options: Any) -> Any:
+        counts.extend(numbers)
+        return texts(messages, tools, numbers, *options)
+
+    monkeypatch.setattr(renderer.template, "texts", counted)
     known, prompts = known_of(renderer, AGENT, turns)
     found = {turn: tokens.tolist() for turn, tokens in known.recorded(prompts).items()}
     if turns == "each":  # the last turn of --turns last is the one after the last message of another role

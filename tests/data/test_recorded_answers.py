@@ -35,15 +35,6 @@ AGENT = conversation(
 THINKING = STABLE_TEMPLATE.replace("<|im_start|>assistant\\n' -}}", "<|im_start|>assistant\\n<think>' -}}")
 
 
-def text_of(folder: Path, record: Conversation, num_messages: int) -> str:
-    """The conversation up to an answer, as `transformers` renders it."""
-    source = kept_by_transformers(folder)
-    text: str = source.apply_chat_template(
-        record.messages[:num_messages], tools=record.tools, add_generation_prompt=False, tokenize=False
-    )
-    return text
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_has_the_tokens_of_the_conversation(
     make_renderer: Callable[..., Renderer], model_dir: Callable[..., Path], kind: str
@@ -57,7 +48,9 @@ def test_an_answer_has_the_tokens_of_the_conversation(
     for prompt, count in zip(rendered.prompts, (3, 5, 7), strict=True):
         tokens, begin = prompt.token_ids.tolist(), prompt.answer_begin
         assert begin is not None and tokens[:begin] == prompts[prompt.turn]
-        text = text_of(model_dir(kind, STABLE_TEMPLATE), AGENT, count)
+        text = kept_by_transformers(model_dir(kind, STABLE_TEMPLATE)).apply_chat_template(
+            AGENT.messages[:count], tools=AGENT.tools, add_generation_prompt=False, tokenize=False
+        )
         whole = renderer.tokenizer.encode(text).ids
         if whole[:begin] == tokens[:begin]:
             [eos] = renderer.tokenizer.eos_token_ids or [None]

@@ -58,13 +58,6 @@ def answer(folder: Path) -> tuple[str, list[int], list[float] | None]:
     return engine.fingerprint, result.token_ids, result.logprobs
 
 
-def kinds_of(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint; below full effort, one of each kind: of any layer, of any expert."""
-    weights = weights_of(folder)
-    kinds = {name if is_full() else re.sub(r"\d+", "N", name): name for name in weights}
-    return {name: weights[name] for name in kinds.values()}
-
-
 # Several files
 
 
@@ -139,7 +132,10 @@ def test_each_tensor_must_be_there_in_its_shape(family: str, tiny_checkpoint: Ch
     """Fault: a missing tensor is taken as zeros or as what the memory holds, one of another shape as if it had the
     right one."""
     single = tiny_checkpoint(family)
-    for number, (name, tensor) in enumerate(kinds_of(single).items()):
+    weights = weights_of(single)
+    kinds = {name if is_full() else re.sub(r"\d+", "N", name): name for name in weights}  # of any layer, of any expert
+    for number, name in enumerate(kinds.values()):
+        tensor = weights[name]
         for way, wrong in enumerate((REMOVED, torch.cat([tensor, tensor[:1]]), tensor.unsqueeze(0))):
             folder = with_weights(single, tmp_path / f"{number}-{way}", {name: wrong})
             said = r"is missing; expected one of shape \[\d+" if way == 0 else r"has shape \[.*\]; expected \[.*\] by"
