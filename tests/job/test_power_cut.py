@@ -144,7 +144,8 @@ def test_a_run_goes_on_after_power_cuts(apcbatch, tmp_path, cut, number):
         CutDisk.begin(folder, left=random.randint(1, 24))
         with contextlib.suppress(PowerCut):
             assert apcbatch(*RUN, *how).code == 0
-        safe = safe_lines(out)
+        synced = CutDisk.synced.get(CutDisk.names.get(str(out)), b"")  # none if OUT's name is not safe
+        safe = {one for one in synced.splitlines(keepends=True) if one.endswith(b"\n") and b"\0" not in one}
         CutDisk.platter(folder)
         if out.exists():
             how = ["--overwrite"] if run_seed(folder) else ["--resume"]
@@ -159,13 +160,6 @@ def run_seed(folder):
     """The seed that the run file names; None without one. A run file is whole or not there."""
     path = folder / "out.jsonl.run.json"
     return json.loads(path.read_bytes())["config"]["seed"] if path.exists() else None
-
-
-def safe_lines(out):
-    """The whole lines that the disk said were safe, if OUT's name is safe too."""
-    inode = CutDisk.names.get(str(out))
-    lines = CutDisk.synced.get(inode, b"").splitlines(keepends=True)
-    return {line for line in lines if line.endswith(b"\n") and b"\0" not in line}
 
 
 def test_lines_are_synced_every_few_seconds_and_at_the_end(apcbatch, tmp_path, cut, monkeypatch):

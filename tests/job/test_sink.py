@@ -8,6 +8,7 @@ import json
 import os
 import random
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -73,21 +74,9 @@ class WatchedDisk(Disk):
         self.calls.append(folder)
 
 
-class AtOnce:
-    """A background call that is made while it begins."""
-
-    is_busy = False
-
-    def begin(self, call):
-        call()
-
-    def finish(self):
-        pass
-
-
 def test_what_was_written_is_synced_once(tmp_path, monkeypatch):
     """Fault: an OUT that was emptied has its old lines after a power cut, or idle runs sync OUT again and again."""
-    monkeypatch.setattr(sink_module, "BackgroundCall", AtOnce)
+    monkeypatch.setattr(sink_module, "BackgroundCall", lambda: Mock(begin=lambda call: call(), is_busy=False))
     monkeypatch.setattr(sink_module, "SYNC_EVERY_S", 0.0)
     sink = FileSink(tmp_path / "out.jsonl", disk := WatchedDisk())
     sink.truncate()
@@ -154,25 +143,14 @@ def test_no_line_goes_behind_half_of_another_program_s(tmp_path):
     sink.close()
 
 
-class Unwaited:
-    """A background call that notes when it began, and is waited for."""
-
-    def __init__(self, clock):
-        self.clock, self.is_busy, self.begun = clock, False, []
-
-    def begin(self, call):
-        self.begun.append(self.clock[0])
-
-    def finish(self):
-        self.begun.append("finish")
-
-
 @pytest.fixture
 def clocked(tmp_path, monkeypatch):
     """(a sink opened at 10 s, the list that holds the time, what syncs in the background)."""
     clock = [10.0]
     monkeypatch.setattr(sink_module.time, "monotonic", lambda: clock[0])
-    background = Unwaited(clock)
+    background = Mock(is_busy=False, begun=[])  # notes when a call begins, and is waited for
+    background.begin = lambda call: background.begun.append(clock[0])
+    background.finish = lambda: background.begun.append("finish")
     monkeypatch.setattr(sink_module, "BackgroundCall", lambda: background)
     sink = FileSink(tmp_path / "out.jsonl")
     yield sink, clock, background

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 import uuid
-from typing import Any
 
 import pytest
 
@@ -37,16 +36,6 @@ from tests.report.runs import HOSTILE, text
 COUNTS = ("line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "finish", "error")
 
 
-def long_document(requests: int, seed: int, entries: bool) -> dict[str, Any]:
-    """A document of one run with answers of some hundred random words."""
-    draw = random.Random(seed)
-    made = document(requests, seed, runs=1, prompts=False, hostile=False, entries=entries, tree=entries)
-    table = made["runs"][0]["requests"]
-    table["answer"] = [text(draw, 60, False) + f" {draw.random()}" for _ in table["id"]]
-    table["answer_characters"] = None
-    return made
-
-
 @pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("ids", ["short", "uuid"])
@@ -54,9 +43,11 @@ def test_fifty_thousand_requests_fit_two_megabytes(ids: str) -> None:
     """Fault: a page too large to be opened or sent. Random ids weigh more than all other columns."""
     requests = min(REQUESTS_OF_A_PAGE, tries(REQUESTS_OF_A_PAGE))
     page_bytes = FRAME_BYTES + (PAGE_BYTES - FRAME_BYTES) * requests // REQUESTS_OF_A_PAGE  # as many for each request
-    made = long_document(requests, random.randrange(1 << 30), entries=requests == REQUESTS_OF_A_PAGE)
+    draw, is_full = random.Random(seed := random.randrange(1 << 30)), requests == REQUESTS_OF_A_PAGE
+    made = document(requests, seed, runs=1, prompts=False, hostile=False, entries=is_full, tree=is_full)
     table = made["runs"][0]["requests"]
-    draw = random.Random(random.randrange(1 << 30))
+    table["answer"] = [text(draw, 60, False) + f" {draw.random()}" for _ in table["id"]]  # some hundred random words
+    table["answer_characters"] = None
     if ids == "uuid":
         table["id"] = [str(uuid.UUID(int=draw.getrandbits(128))) for _ in table["id"]]
     before = copy.deepcopy({name: table[name] for name in COUNTS})
