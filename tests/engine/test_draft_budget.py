@@ -353,7 +353,7 @@ def test_a_pass_that_captures_a_graph_is_no_sample() -> None:
     """Fault: rows that seem dear for ever, since the first pass that had so many captured its graph."""
     model, chunk = MagicMock(GraphedLM, num_graphs=0), decoding([])
     drafting = Timed(model=model)
-    for seconds, captured in ((1.0, 1), (30.0, 2), (1.0, 2), (1.0, 2), (50.0, 3), (1.0, 3)):
+    for seconds, captured in ((1.0, 0), (30.0, 1), (30.0, 2), (50.0, 3), (1.0, 3), (1.0, 3)):
         model.num_graphs = captured
         drafting.passed([chunk], seconds)
     for costs in (drafting.costs, drafting.plain_costs):
