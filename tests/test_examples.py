@@ -81,11 +81,6 @@ def test_search_forks_in_the_middle(conversations):
     for messages in search:
         others = [other for other in search if other is not messages and other[1] == messages[1]]
         assert len(others) == 3
-        shared = [common(messages, other) for other in others]
+        different = [[a != b for a, b in zip(messages, other, strict=False)] for other in others]
+        shared = [(*row, True).index(True) for row in different]  # messages that are the same from the start
         assert min(shared) >= 6 and max(shared) < len(messages)
-
-
-def common(left: list[Any], right: list[Any]) -> int:
-    """How many messages are the same from the start."""
-    pairs = zip(left, right, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))

@@ -29,17 +29,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def lines_of(screen: str) -> list[str]:
-    """What stands on the lines, without colours; a bar is written over, and only its last state counts."""
-    return [line.rstrip("\r").rpartition("\r")[2] for line in ESCAPE.sub("", screen).split("\n")]
-
-
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("columns", [40, 100])
 def test_a_run(folder, columns):
     """Fault: at 60 columns the lines of a run are a heap, the last lines are JSON, or the bar wipes OUT's name off."""
     code, screen = in_terminal(RUN, columns, folder, "tests.job.fake_main")
-    lines = lines_of(screen)
+    # A bar is written over: only its last state counts.
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in ESCAPE.sub("", screen).split("\n")]
     assert code == 3 and "\x1b[32mok\x1b[0m" in screen and "\x1b[31merror\x1b[0m" in screen
     assert all(cells(line) <= columns for line in lines if not line.startswith(SENTENCES))
     words = " ".join(" ".join(lines).split())

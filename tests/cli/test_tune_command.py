@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_a_failure_leaves_no_new_file_and_keeps_an_old_one(monkeypatch, tmp_path
     """Fault: an output that was opened early is left empty, or what it held is lost, when the work fails; or nobody
     knows what the command was at."""
     (tmp_path / "old.json").write_text("old")
-    monkeypatch.setattr(measurement, "measure", _no_memory)
+    monkeypatch.setattr(measurement, "measure", Mock(side_effect=MemoryError))
     main(["tune-block-size", "in.jsonl", "--json", "old.json", "--write", "new.yaml"])
     assert (tmp_path / "old.json").read_text() == "old"
     assert not (tmp_path / "new.yaml").exists()
@@ -129,7 +130,3 @@ def test_no_more_than_the_candidates_are_run(monkeypatch, capsys, num_real_runs,
     assert tune._find(None, SimpleNamespace(shown="in.jsonl"), {1}, num_real_runs) == ["a", "b"][: num_real_runs or 2]
     said = ["measuring prefill, snapshots, restores and writes", f"running the best {num_run} for real"]
     assert capsys.readouterr().err.splitlines() == said[: 1 + bool(num_run)]
-
-
-def _no_memory(*_):
-    raise MemoryError

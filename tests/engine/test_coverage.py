@@ -79,11 +79,6 @@ def test_what_was_dropped_is_never_taken_for_new(
         assert found == right or not found.exact, (covered, prompt, bounds)
 
 
-def rows(count: int) -> list[Prompt]:
-    """Prompts of ten tokens that share nothing."""
-    return [tuple(range(100 * number, 100 * number + 10)) for number in range(1, count + 1)]
-
-
 def lengths(tree: CoverageTree, prompts: list[Prompt]) -> list[int]:
     return [tree.match(array(prompt)).length for prompt in prompts]
 
@@ -91,7 +86,7 @@ def lengths(tree: CoverageTree, prompts: list[Prompt]) -> list[int]:
 def test_the_least_recently_extended_go_first_and_no_more_than_needed() -> None:
     """Catches the wrong branches being dropped, too many or too few: at the bound nothing goes, above it a tenth of it
     is made free, of tokens and of nodes."""
-    eleven = rows(11)
+    eleven = [tuple(range(100 * number, 100 * number + 10)) for number in range(1, 12)]  # which share nothing
     for tree in (CoverageTree(max_tokens=100), CoverageTree(max_nodes=10)):
         for prompt in eleven[:10]:
             tree.insert(array(prompt))

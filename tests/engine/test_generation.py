@@ -46,18 +46,6 @@ def with_eos(
     return target
 
 
-def generated(folder: Path, ends: list[int]) -> list[int]:
-    """What `generate` of transformers answers to PROMPT, greedily, with these tokens as ends."""
-    oracle = load_oracle(folder)
-    prompt = torch.tensor([PROMPT])
-    with torch.no_grad():
-        tokens = oracle.generate(
-            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW_TOKENS,
-            pad_token_id=0, eos_token_id=ends,
-        )  # fmt: skip
-    return tokens[0, len(PROMPT) :].tolist()
-
-
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize(("family", "place"), [
     ("mamba", "generation_config.json"), ("falcon_mamba", "all"), ("jamba", "several"), ("mamba", "tokenizer"),
@@ -84,7 +72,13 @@ def test_answers_end_where_those_of_transformers_do(
     if place in ("config.json", "a list in config.json"):
         (stopping / "generation_config.json").unlink()
     ends = [one for ids in eos if ids is not None for one in (ids if isinstance(ids, list) else [ids])]
-    expected = generated(stopping, ends)
+    prompt = torch.tensor([PROMPT])
+    with torch.no_grad():
+        [tokens] = load_oracle(stopping).generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW_TOKENS,
+            pad_token_id=0, eos_token_id=ends,
+        )  # fmt: skip
+    expected = tokens[len(PROMPT) :].tolist()
     assert expected == whole[: len(expected)] and len(expected) < NEW_TOKENS, "the oracle did not stop"
     result = answer(stopping)
     assert (result.token_ids, result.finish_reason) == (expected, "stop")

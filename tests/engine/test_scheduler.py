@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -332,34 +331,26 @@ def test_a_long_limit_keeps_nothing_from_running() -> None:
     assert len(scheduler.schedule()[0]) == 64
 
 
-def run(scheduler: Scheduler) -> Iterator[list[tuple[int, int, int]]]:
-    """Run all sequences to their ends. Yield what each pass computes; the first running sequence goes on running."""
-    places = scheduler.places
+def test_the_last_admitted_gives_its_pages_to_the_first() -> None:
+    """Fault: the oldest sequence is preempted, a younger one goes on in place of an older one, one that waits is
+    admitted before one that has begun, tokens are computed more often than that, or none comes to its end."""
+    scheduler = OwnScheduler(pages=11, max_batch_tokens=1000)
+    made = submit(scheduler, *[64] * 4, max_tokens=400)
+    events, ended, num_tokens, places = [], [], 0, scheduler.places
     while scheduler.waiting or places.preempted or places.running:
         oldest = places.running[:1]
         chunks, impossible = scheduler.schedule()
         assert chunks and not impossible and places.running[: len(oldest)] == oldest
         assert all(len(one.pages) == 0 and not one.is_running for one in places.preempted)
         assert places.num_begun == len(places.running) + len(places.preempted)
-        computed = shown(chunks)
+        num_tokens += sum(chunk.count for chunk in chunks)
+        events += [(number, count) for number, begin, count in shown(chunks) if not begin]
         compute(scheduler, chunks)
-        yield computed
-
-
-def test_the_last_admitted_gives_its_pages_to_the_first() -> None:
-    """Fault: the oldest sequence is preempted, a younger one goes on in place of an older one, one that waits is
-    admitted before one that has begun, tokens are computed more often than that, or none comes to its end."""
-    scheduler = OwnScheduler(pages=11, max_batch_tokens=1000)
-    made = submit(scheduler, *[64] * 4, max_tokens=400)
-    events, ended, num_tokens = [], [], 0
-    for chunks in run(scheduler):
-        num_tokens += sum(count for _, _, count in chunks)
-        events += [(number, count) for number, begin, count in chunks if not begin]
         ended += [one.number for one in made if one.finish_reason and one.number not in ended]
     # with 12 pages for three sequences of 4, each of which wants a fifth after 256 tokens
     assert events == [(0, 64), (1, 64), (2, 64), (1, 385), (2, 257), (3, 64), (3, 257)] and ended == [0, 1, 2, 3]
     assert all(one.num_tokens == 464 for one in made)
-    assert scheduler.places.num_preempted == 3 and num_tokens == 4 * 463 + 384 + 2 * 256
+    assert places.num_preempted == 3 and num_tokens == 4 * 463 + 384 + 2 * 256
     assert scheduler.snapshots.pages.num_free == 23
 
 

@@ -16,14 +16,6 @@ def chats(tmp_path):
     return write_lines(tmp_path / "in.jsonl", [conversation(number, turns=3) for number in range(5)])
 
 
-def by_conversation(path):
-    """The records of each conversation by turn."""
-    found: dict = {}
-    for record in read_records(path):
-        found.setdefault(record["apcbatch"]["conversation"], {})[record["turn"]] = record
-    return found
-
-
 def test_turns_that_are_begun_go_before_new_conversations(apcbatch, chats, engines, tmp_path):
     """Fault: second turns wait behind the first ones of the whole input, and their states are gone."""
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--max-running", 2)
@@ -39,11 +31,11 @@ def test_the_turns_after_a_failure_fail_for_the_same_reason(apcbatch, tmp_path, 
     write_lines(tmp_path / "in.jsonl", [long, conversation(8, turns=2)])
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--max-running", 1)
     assert done.code == 3 and done.final_line.startswith("nothing is left to do")
-    turns = by_conversation(tmp_path / "out.jsonl")["c-7"]
+    out = tmp_path / "out.jsonl"
+    turns = {one["turn"]: one for one in read_records(out) if one["apcbatch"]["conversation"] == "c-7"}
     codes = {turn: record["error"] and record["error"]["code"] for turn, record in turns.items()}
     assert codes == {1: None, **dict.fromkeys((2, 3, 4), "context_length_exceeded")}
     assert "turn 2 was not answered" in turns[4]["error"]["message"]
-    out = tmp_path / "out.jsonl"
     whole = answers(read_records(out))
     kept = [line for line in out.read_bytes().splitlines(keepends=True) if b'"c-7#4"' not in line]
     out.write_bytes(b"".join(kept))

@@ -41,14 +41,10 @@ def changed(tmp_path, old, new, count=-1):
     path.write_text(path.read_text().replace(old, new, count))
 
 
-def padded(number):
-    """A long line that costs few tokens: the digests of the file's ends do not reach the middle."""
-    return conversation(number, turns=1) | {"note": "x" * (END // 2)}
-
-
 def test_a_file_changed_in_its_middle_is_compared(apcbatch, tmp_path):
     """Fault: a change between the first and the last MiB, at the same size, is not seen, or not told."""
-    write_lines(tmp_path / "in.jsonl", [padded(number) for number in range(9)])
+    long = {"note": "x" * (END // 2)}  # costs few tokens; the digests of the file's ends do not reach the middle
+    write_lines(tmp_path / "in.jsonl", [conversation(number, turns=1) | long for number in range(9)])
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 6)
     changed(tmp_path, "Question 0 of conversation 4", "Question 0 of conversation X")
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")

@@ -72,7 +72,11 @@ def test_any_window_is_divided_evenly() -> None:
         loads, parts, whole = [0] * count, [list[Sequence[Prompt]]() for _ in range(count)], list[int]()
         for _ in range(draw.randint(1, 3)):
             stems = [tuple(draw.choices(range(3), k=draw.randint(0, 30))) for _ in range(4)]
-            lines = [_line(draw, draw.choice(stems)) for _ in range(draw.randint(1, 40))]
+            lines: list[Sequence[Prompt]] = []  # of one to three prompts, each the beginning of the next
+            for _ in range(draw.randint(1, 40)):
+                end = draw.choice(stems) + tuple(draw.choices(range(3), k=draw.randint(1, 20)))
+                lengths = draw.sample(range(1, len(end) + 1), k=min(len(end), draw.randint(1, 3)))
+                lines.append([end[:length] for length in sorted(lengths)])
             alone, before = list(loads), list(loads)
             shards = divided(lines, loads, answer_tokens)
             assert (
@@ -88,9 +92,3 @@ def test_any_window_is_divided_evenly() -> None:
             even = (sum(before) + tokens(lines, answer_tokens)) / count
             assert max(loads) <= max(max(before), (even + repeated + max(whole)) * 17 / 16), seed
         assert sum(map(len, parts)) == len(whole)
-
-
-def _line(draw: random.Random, stem: Prompt) -> Sequence[Prompt]:
-    """One to three prompts, each the beginning of the next."""
-    end = stem + tuple(draw.choices(range(3), k=draw.randint(1, 20)))
-    return [end[:length] for length in sorted(draw.sample(range(1, len(end) + 1), k=min(len(end), draw.randint(1, 3))))]
