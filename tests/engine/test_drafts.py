@@ -48,11 +48,13 @@ class OracleDrafter:
         return Draft(drafted[:most], [0.99] * len(drafted[:most]), "lookup") if drafted[:most] else None
 
 
-def drawn_requests(count: int) -> list[Request]:
+def check_a_draw(folder: Path, runs_ahead: bool = False, **fixed: object) -> None:
+    """Compare a random run with drafts to one without: answers, snapshots, passes. runs_ahead: passes begin before the
+    one before them is read, as on a device."""
     prefix = tokens(random.randint(1, 90), random.getrandbits(30))
     requests = []
-    for number in range(count):
-        options = random.choice(
+    for number in range(random.randint(1, 12)):
+        settings = random.choice(
             [
                 {},
                 {"temperature": 0.8},
@@ -68,14 +70,7 @@ def drawn_requests(count: int) -> list[Request]:
         )
         prompt = prefix[: random.randint(1, len(prefix))] + tokens(random.randint(1, 60), random.getrandbits(30))
         base = {"logprobs": random.random() < 0.5, "ignore_eos": random.random() < 0.5}
-        requests.append(Request(str(number), prompt, max_tokens=random.randint(1, 40), **{**base, **options}))
-    return requests
-
-
-def check_a_draw(folder: Path, runs_ahead: bool = False, **fixed: object) -> None:
-    """Compare a random run with drafts to one without: answers, snapshots, passes. runs_ahead: passes begin before the
-    one before them is read, as on a device."""
-    requests = drawn_requests(random.randint(1, 12))
+        requests.append(Request(str(number), prompt, max_tokens=random.randint(1, 40), **{**base, **settings}))
     options = dict(
         block_size=random.choice([1, 3, 16, 64]),
         policy=random.choice(["all", "last", "planned", "none"]),

@@ -20,12 +20,12 @@ from tests.tiny import FAMILIES, VOCAB
 from tests.tuning.forecasts import forecast
 
 
-def random_requests(seed: int) -> tuple[list[Request], list[int]]:
-    """Requests of a random forest, and the conversations that they are of: some have several answers, are scored from
-    somewhere on, or fail at their first token."""
-    source, data = random.Random(seed), within_vocabulary(random_dataset(seed), VOCAB)
-    requests = []
-    for index, prompt in enumerate(data.prompts):
+def check(checkpoint: Path, policy: Any, order: str, max_running: int, seed: int) -> None:
+    """Serve a random forest, where some requests have several answers, are scored from somewhere on, or fail at their
+    first token; the engine reports what the table says, request by request, but for those that fail."""
+    source, forest = random.Random(seed), within_vocabulary(random_dataset(seed), VOCAB)
+    requests, conversations, tree = [], forest.conversations, PrefixTree()
+    for index, prompt in enumerate(forest.prompts):
         kinds: list[dict[str, Any]] = [
             *3 * [{}],
             {"n": source.randint(2, 4), "temperature": 1.0},
@@ -34,13 +34,6 @@ def random_requests(seed: int) -> tuple[list[Request], list[int]]:
         ]
         request = Request(str(index), list(prompt), max_tokens=1 + index % 3, keep_answer=False, ignore_eos=True)
         requests.append(replace(request, **source.choice(kinds)))
-    return requests, data.conversations
-
-
-def check(checkpoint: Path, policy: Any, order: str, max_running: int, seed: int) -> None:
-    """Serve a random forest; the engine reports what the table says, request by request, but for those that fail."""
-    requests, conversations = random_requests(seed)
-    tree = PrefixTree()
     for request, conversation in zip(requests, conversations, strict=True):
         tree.add(np.array(request.token_ids, np.int32), conversation, request.resumable)
     planner = Planner(3, order)

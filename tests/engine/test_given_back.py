@@ -79,23 +79,16 @@ def open_books(
     return make
 
 
-def conversations(max_tokens: int = 20) -> list[Request]:
-    """Prompts that share prefixes, continue one another and repeat."""
-    prefix = tokens(70, 1)
-    first = prefix + tokens(30, 2)
-    prompts = [first, prefix + tokens(50, 3), prefix, first + tokens(40, 4), tokens(90, 5), prefix]
-    return [
-        Request(str(number), prompt, max_tokens=max_tokens, ignore_eos=True, logprobs=True)
-        for number, prompt in enumerate(prompts)
-    ]
-
-
 @pytest.mark.drawn(6)
 @pytest.mark.parametrize(("policy", "max_running"), [("all", 1), ("last", 4), ("planned", 4), ("none", 1)])
 def test_after_a_run(policy: str, max_running: int, open_books: Callable[..., Books], tmp_path: Path) -> None:
     """Catches a pin, a slot or a page that is lost with each request, with room for a few snapshots and a store."""
     books = open_books(policy=policy, max_running=max_running, store=tmp_path, pool_size_bytes=1 << 20)
-    assert all(result.error is None for result in books.engine.run(conversations()))
+    prefix = tokens(70, 1)
+    first = prefix + tokens(30, 2)
+    prompts = [first, prefix + tokens(50, 3), prefix, first + tokens(40, 4), tokens(90, 5), prefix]
+    requests = [Request(str(n), one, max_tokens=20, ignore_eos=True, logprobs=True) for n, one in enumerate(prompts)]
+    assert all(result.error is None for result in books.engine.run(requests))
     books.balance()
 
 

@@ -29,22 +29,15 @@ class WatchedDisk(Disk):
         return super().open(path, flags)
 
 
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was synced, as it was called then."""
-    names: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: names.append(os.readlink(f"/proc/self/fd/{fd}")))
-    return names
-
-
 @pytest.mark.parametrize("is_relative", [False, True])
 def test_a_file_is_replaced_in_its_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str], is_relative: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_relative: bool
 ) -> None:
     """Fault: the new file is made on another file system, its name is not synced, or a descriptor stays open."""
     monkeypatch.chdir(tmp_path if is_relative else "/")
     path = "out" if is_relative else str(tmp_path / "out")
-    disk, before = WatchedDisk(), num_open()
+    disk, before, synced = WatchedDisk(), num_open(), list[str]()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     with replacing(path, disk) as fd:
         disk.write(fd, b"new")
     [made] = disk.opened

@@ -148,21 +148,6 @@ def test_a_plan_leaves_room_for_the_largest_stored_snapshot(
     assert feeder.next().plan.resume_at == (4 if store else 0) and kept == [reserved]
 
 
-def prefixes(records: list[dict[str, Any]], prompts: dict[str, tuple[int, ...]]) -> tuple[int, int, int]:
-    """The tokens that no earlier prompt has, those that one has without the prompt's last token, and the prompts that
-    begin another or equal it, by a plain set of prefixes. records: in the order of the run."""
-    seen: set[tuple[int, ...]] = {()}
-    ideal = 0
-    for record in records:
-        prompt = prompts[record["custom_id"]]
-        ideal += max(end for end in range(len(prompt)) if prompt[:end] in seen)
-        seen.update(prompt[:end] for end in range(len(prompt) + 1))
-    inner = {prompt[:end] for prompt in prompts.values() for end in range(len(prompt))}
-    ordered = sorted(prompts.values())
-    whole = sum(prompt in inner for prompt in ordered) + sum(map(operator.eq, ordered, ordered[1:]))
-    return len(seen) - 1, ideal, whole
-
-
 @pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("order", "turns"), [("auto", 1), ("file", 1), ("auto", 3)])
@@ -195,11 +180,17 @@ def test_what_windows_restore_is_what_is_planned_and_the_ideal_is_that_of_all(
     assert resumed == seen.resume_at("planned", 64)
     prompts = [tuple(tokens.tolist()) for tokens, _, _ in read]
     named = dict(zip((record["custom_id"] for record in in_order), prompts, strict=True))
-    unique, ideal, whole = prefixes([in_order[one.index] for one in served], named)
-    assert (summary["unique_tokens"], sum(record["apcbatch"]["ideal_cached_tokens"] for record in records)) == (
-        unique,
-        ideal,
-    )
+    seen_before: set[tuple[int, ...]] = {()}
+    ideal = 0
+    for record in (in_order[one.index] for one in served):
+        prompt = named[record["custom_id"]]
+        ideal += max(end for end in range(len(prompt)) if prompt[:end] in seen_before)
+        seen_before.update(prompt[:end] for end in range(len(prompt) + 1))
+    inner, ordered = {prompt[:end] for prompt in prompts for end in range(len(prompt))}, sorted(prompts)
+    whole = sum(prompt in inner for prompt in ordered) + sum(map(operator.eq, ordered, ordered[1:]))
+    unique = len(seen_before) - 1
+    assert summary["unique_tokens"] == unique
+    assert sum(record["apcbatch"]["ideal_cached_tokens"] for record in records) == ideal
     candidate = next(one for one in document["candidates"] if one["block_size"] == 64)
     for name in ("cached_tokens", "computed_tokens", "snapshots_written", "snapshots_read"):
         assert candidate[name] == summary[name], name

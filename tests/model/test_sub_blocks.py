@@ -17,7 +17,6 @@ from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import Residual
 from apcbatch.model import families
 from apcbatch.model.attention import Attention
-from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.delta_net import DeltaNet
 from apcbatch.model.family import Family
@@ -113,21 +112,6 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     return make
 
 
-def by_definition(loaded: Loaded, layers: list[tuple[SubBlock, ...]], batch: Batch) -> torch.Tensor:
-    """The residual stream (t, h) at the end: x + f(norm(x)), and for sub-blocks under one norm x + f + g."""
-    model = loaded.model
-    x = model._embed(batch.tokens)
-    for layer, entries in zip(layers, model.layers, strict=True):
-        for _, group in groupby(zip(layer, entries, strict=True), key=lambda pair: pair[0].norm):
-            left = []
-            for _, entry in group:
-                own = model.backend.residual(x.clone())
-                entry.block(own, batch)
-                left.append(own.delta)
-            x = x + sum(left[1:], left[0])
-    return x
-
-
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", PASSES)
@@ -147,7 +131,15 @@ def test_ops_are_the_definition(arrangement: str, load: Load) -> None:
     loaded = load(ARRANGEMENTS[arrangement])
     batch = loaded.batch([0, 64, 3], [70, 1, 9])
     begin = {role: part.clone() for role, part in loaded.states.items()}
-    x = by_definition(loaded, ARRANGEMENTS[arrangement], batch)
+    x = loaded.model._embed(batch.tokens)
+    for layer, entries in zip(ARRANGEMENTS[arrangement], loaded.model.layers, strict=True):
+        for _, group in groupby(zip(layer, entries, strict=True), key=lambda pair: pair[0].norm):
+            left = []  # x + f(norm(x)), and for sub-blocks under one norm x + f + g
+            for _, entry in group:
+                own = loaded.model.backend.residual(x.clone())
+                entry.block(own, batch)
+                left.append(own.delta)
+            x = x + sum(left[1:], left[0])
     loaded.restore(begin)
     expected = loaded.model.head(loaded.model._normed(Residual(x, x), batch.logits_rows))
     assert same_bits(loaded.op_by_op(batch)[0], expected)
