@@ -140,7 +140,8 @@ class _Meter:
         taken: dict[tuple[int, int, int], list[float]] = {}
         keeping: list[float] = []
         restores: list[float] = []
-        prefix = self._kept_prefix(max(MEDIUM, min(2 * long, self._longest - MEDIUM)))
+        [prefix] = self._prompts(1, max(MEDIUM, min(2 * long, self._longest - MEDIUM)))
+        self._run([prefix], RequestPlan(keep=(len(prefix),), reads=(ROUNDS * NUM_CONTINUED + 1,)))
         keep = tuple(range(SHORT, long, SHORT))
         begin = time.perf_counter()
         for number in range(ROUNDS):
@@ -152,7 +153,8 @@ class _Meter:
             seconds, restore_s = self._continued(prefix)
             restores.append(restore_s)
             taken.setdefault((NUM_CONTINUED, MEDIUM, len(prefix)), []).append(seconds)
-            keeping.append(self._keep_many(long, keep))
+            plan = RequestPlan(keep=keep, reads=(1,) * len(keep))
+            keeping.append(self._run(self._prompts(1, long), plan)[0])
         samples = [_Sample(_features(*kind, 0), statistics.median(seconds)) for kind, seconds in taken.items()]
         samples.append(_Sample(_features(1, long, 0, len(keep)), statistics.median(keeping)))
         pass_s, chunk_s, token_s, context_s, snapshot_s = _fit(samples, self._has_attention)
@@ -199,12 +201,6 @@ class _Meter:
     def _prefill(self, prompts: Sequence[Sequence[int]]) -> float:
         return self._run(prompts, RequestPlan())[0]
 
-    def _kept_prefix(self, length: int) -> list[int]:
-        """Prefill a new prompt, keep the snapshot at its end, and return the prompt."""
-        [prefix] = self._prompts(1, length)
-        self._run([prefix], RequestPlan(keep=(length,), reads=(ROUNDS * NUM_CONTINUED + 1,)))
-        return prefix
-
     def _continued(self, prefix: list[int]) -> tuple[float, float]:
         """Run NUM_CONTINUED prompts: the kept prefix, each with MEDIUM random tokens after it. Return (seconds of
         prefill, seconds of one restore from RAM)."""
@@ -212,10 +208,6 @@ class _Meter:
         plan = RequestPlan(resume_at=len(prefix), ideal=len(prefix))
         prefill_s, store_s = self._run([prefix + end for end in ends], plan)
         return prefill_s, store_s / NUM_CONTINUED
-
-    def _keep_many(self, length: int, keep: tuple[int, ...]) -> float:
-        """Prefill one long prompt that keeps snapshots at these positions; return the seconds."""
-        return self._run(self._prompts(1, length), RequestPlan(keep=keep, reads=(1,) * len(keep)))[0]
 
     def _store_costs(self, length: int) -> tuple[float, float]:
         """Measure and return (seconds of writing one byte, seconds of one restore from disk)."""
