@@ -107,8 +107,14 @@ def engines(monkeypatch) -> list[FakeEngine]:
 
 
 @pytest.fixture
-def apcbatch(engines, capsys, monkeypatch, tmp_path) -> Callable[..., Outcome]:
-    """Runs a command line in tmp_path."""
+def apcbatch(engines, real: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Runs a command line in tmp_path with the fake engine."""
+    return real
+
+
+@pytest.fixture
+def real(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Outcome]:
+    """Runs a command line in tmp_path with the bundled model."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: object) -> Outcome:

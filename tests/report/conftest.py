@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from apcbatch.cli.program import main
 from apcbatch.config import Config
 from apcbatch.data.input.inputs import find_inputs
 from apcbatch.job.out_file import find_out
 from apcbatch.report.prompts import PromptReader
 from apcbatch.report.report_file import make_document
-from tests.job.conftest import Outcome, apcbatch, engines, start  # noqa: F401
+from tests.job.conftest import apcbatch, engines, real, start  # noqa: F401
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "agents.jsonl"
-
-
-@pytest.fixture
-def real(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Outcome]:
-    """Runs a command line in tmp_path with the bundled model."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> Outcome:
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return Outcome(code, captured.out, captured.err)
-
-    return run
 
 
 def document_of(*outs: Path | str, prompts: Path | str | None = None) -> dict[str, Any]:
