@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from apcbatch.cluster.runtime import Event, Ready, Received, WorkerFacts, WorkerId
@@ -15,7 +15,7 @@ from apcbatch.cluster.wire import Answer, Done, Exported, Key, Message, Piece, U
 from apcbatch.engine.admission import PrefillAdmission
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import PrefixHasher, as_token_array
-from apcbatch.types import Request, RequestPlan, Result
+from apcbatch.types import RequestPlan, Result
 from tests.cluster.simulated_work import answer_of
 
 NEVER = float("inf")
@@ -158,15 +158,6 @@ class Batcher:
             del self._left[unit.number]
             said.append(Done(unit.number))
         return said
-
-
-def seconds_alone(requests: Sequence[Request], speeds: Speeds = H200) -> float:
-    """What one engine takes that has all requests from the start."""
-    batcher = Batcher(speeds)
-    batcher.begin(Unit(1, tuple(Piece(number, request, request.plan) for number, request in enumerate(requests))))
-    while batcher.is_busy:
-        batcher.step()
-    return batcher.now
 
 
 class BatchRuntime:

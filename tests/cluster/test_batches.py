@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from apcbatch.cluster.runtime import ClusterSettings
-from apcbatch.cluster.wire import Unit
-from tests.cluster.batches import H200, BatchRuntime, seconds_alone
+from apcbatch.cluster.wire import Piece, Unit
+from tests.cluster.batches import H200, Batcher, BatchRuntime
 from tests.cluster.runs import Planned, SeenEngine, first, planned
 from tests.cluster.simulated_work import answer_of
 from tests.plan.plan_oracle import Dataset
@@ -22,7 +22,13 @@ def chosen(tau_data: Dataset) -> Planned:
 
 @pytest.fixture(scope="module")
 def alone_s(chosen: Planned) -> float:
-    return seconds_alone(chosen.requests)
+    """What one engine takes that has all requests from the start."""
+    pieces = (Piece(number, request, request.plan) for number, request in enumerate(chosen.requests))
+    batcher = Batcher(H200)
+    batcher.begin(Unit(1, tuple(pieces)))
+    while batcher.is_busy:
+        batcher.step()
+    return batcher.now
 
 
 @pytest.mark.drawn(1)

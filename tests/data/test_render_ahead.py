@@ -23,24 +23,6 @@ TEMPLATE = (
 )
 
 
-def some_records(draw: random.Random) -> list[Conversation | BadLine]:
-    records: list[Conversation | BadLine] = []
-    for line in range(1, draw.randint(1, 60)):
-        kind = draw.randrange(8)
-        if kind == 0:
-            records.append(BadLine(line, RequestError("invalid_json", "no", line)))
-            continue
-        messages: list[Any] = []
-        for turn in range(draw.randint(1, 4)):
-            content = draw.choice(["Hello", "bad", "long " * draw.randint(1, 200), f"turn {turn}"])
-            messages += [{"role": "user", "content": content}, {"role": "assistant", "content": "Yes."}]
-        found = Conversation(f"c-{line}", line, messages, None, "messages")
-        if kind == 1:
-            found.prompt = "a completion"
-        records.append(found)
-    return records
-
-
 def rendered(records: Iterator[Conversation | BadLine], renderer: Renderer, skipped: set[int]) -> list[Any]:
     """What each record becomes; those of some lines are not rendered."""
     found: list[Any] = []
@@ -69,7 +51,20 @@ def test_texts_made_ahead_are_those_made_in_turn(
         draw = random.Random(random.randrange(10**9))
         monkeypatch.setattr(module, "AFTER", draw.choice([0, 1, 7, 50]))
         monkeypatch.setattr(module, "MOST_HELD", draw.choice([1, 100, 1 << 22]))
-        records = some_records(draw)
+        records: list[Conversation | BadLine] = []
+        for line in range(1, draw.randint(1, 60)):
+            kind = draw.randrange(8)
+            if kind == 0:
+                records.append(BadLine(line, RequestError("invalid_json", "no", line)))
+                continue
+            messages: list[Any] = []
+            for turn in range(draw.randint(1, 4)):
+                content = draw.choice(["Hello", "bad", "long " * draw.randint(1, 200), f"turn {turn}"])
+                messages += [{"role": "user", "content": content}, {"role": "assistant", "content": "Yes."}]
+            found = Conversation(f"c-{line}", line, messages, None, "messages")
+            if kind == 1:
+                found.prompt = "a completion"
+            records.append(found)
         skipped = {record.line for record in records if draw.random() < 0.2}
         expected = rendered(iter(records), renderer, skipped)
         ahead = render_ahead(records, renderer, "each")

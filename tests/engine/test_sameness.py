@@ -143,10 +143,20 @@ class Walk:
         return f"at {self._sum % 1000}" if may_end and self._sum % 53 == 0 else None
 
 
-def long_answers(seed: int) -> list[Request]:
-    """Six long answers to short prompts, and conversations whose answers are long or end at once, drawn, several,
-    formed, scored or kept."""
-    source, requests = random.Random(seed), agent_prompts(seed, 2)
+@pytest.mark.drawn(4)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["all", "last", "planned", "none", "a plan"])
+@pytest.mark.parametrize("how", ["one pass", "ahead", "two stages", "three stages", "a failing pass", "an abort"])
+@pytest.mark.parametrize("way", ["replays", "writes states"], indirect=True)
+def test_preempted_answers_have_the_same_bits(
+    policy: str, how: str, way: str, tiny_checkpoint, stages, monkeypatch
+) -> None:
+    """Fault: an answer that gave its pages up is drawn, scored, formed or ended in another way once it continues, never
+    comes to its end, or leaves something held; or all pages are reserved at admission."""
+    seed = random.randrange(1 << 30)
+    source = random.Random(seed)
+    folder = tiny_checkpoint(source.choice(["jamba", "qwen3_5"]), tie_word_embeddings=False)
+    requests = agent_prompts(seed, 2)
     requests[:0] = [
         Request(str(one), [one] * 10, logprobs=True, keep_answer=one < 2, draft=one > 4) for one in range(1, 7)
     ]
@@ -164,23 +174,6 @@ def long_answers(seed: int) -> list[Request]:
         request.ending = Walk if number % 5 == 3 else None
         request.presence_penalty = number % 3 / 2
         request.top_logprobs = 2 * (number % 4 == 3)
-    return requests
-
-
-@pytest.mark.drawn(4)
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["all", "last", "planned", "none", "a plan"])
-@pytest.mark.parametrize("how", ["one pass", "ahead", "two stages", "three stages", "a failing pass", "an abort"])
-@pytest.mark.parametrize("way", ["replays", "writes states"], indirect=True)
-def test_preempted_answers_have_the_same_bits(
-    policy: str, how: str, way: str, tiny_checkpoint, stages, monkeypatch
-) -> None:
-    """Fault: an answer that gave its pages up is drawn, scored, formed or ended in another way once it continues, never
-    comes to its end, or leaves something held; or all pages are reserved at admission."""
-    seed = random.randrange(1 << 30)
-    source = random.Random(seed)
-    folder = tiny_checkpoint(source.choice(["jamba", "qwen3_5"]), tie_word_embeddings=False)
-    requests = long_answers(seed)
     cold = Engine(folder, policy="none", pool_size_bytes=256 << 20)
     expected = {one.id: told(one) for one in cold.run(requests)}
     longest = max(-(-(len(one.token_ids) + one.max_tokens) // 64) for one in requests) + 1

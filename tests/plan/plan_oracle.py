@@ -95,17 +95,10 @@ def node_at(tree: PrefixTree, index: int, position: int) -> int:
     return node
 
 
-def points(tree: PrefixTree, data: Dataset, held: set[Prompt]) -> set[tuple[int, int]]:
-    """Held prefixes as the planner takes them."""
-    return {
-        (node_at(tree, next(i for i, prompt in enumerate(data.prompts) if prompt[: len(p)] == p), len(p)), len(p))
-        for p in held
-    }
-
-
 def make_plan(data: Dataset, planner: Planner, held: set[Prompt] = frozenset()) -> Plan:
     tree = data.tree()
-    return planner.plan(tree, points(tree, data, held))
+    ends = [(next(i for i, prompt in enumerate(data.prompts) if prompt[: len(p)] == p), len(p)) for p in held]
+    return planner.plan(tree, {(node_at(tree, index, end), end) for index, end in ends})
 
 
 def prefixes_on_grid(prompt: Prompt, block_size: int) -> list[Prompt]:
