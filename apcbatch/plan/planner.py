@@ -39,7 +39,7 @@ from apcbatch.plan.tree_shape import ORDERS, Order, TreeShape
 from apcbatch.types import RequestPlan
 
 LARGEST_SHARE = 4  # snapshots for the next window take at most a fourth of the memory for snapshots
-LONG_FIRST_SHARE = 2  # with `long first`, snapshots take at most half of it, as far as that is possible
+LONG_FIRST_SHARE = 2  # snapshots of `long first` take at most half of it, unless those of `short first` take more
 MOST_WAITING = 64  # maximum snapshots of a path with `long first`
 
 
@@ -200,7 +200,7 @@ class Planner:
         )
 
     def _order(self, shape: TreeShape, held: Held) -> list[int]:
-        """Return the running order. With `long first`: of the largest parts whose snapshots leave room for others."""
+        """Return the running order: of `long first` the largest parts whose snapshots fit in half of capacity_bytes."""
         most, share = MOST_WAITING, max(0, self.capacity_bytes or 0) // LONG_FIRST_SHARE
         while self.order == "long first" and self.capacity_bytes is not None and most > 1:
             order = shape.order(self.order, most)
