@@ -179,7 +179,7 @@ def too_long(what: str, timeout: float) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an exception's text in UTF-8; a long one is cut, and says so."""
+    """Return an exception's text, with what UTF-8 cannot write escaped; a long text ends with a note that it is cut."""
     text = str(error).encode(errors="backslashreplace").decode()
     cut = f"{text[:SHOWN_CHARACTERS]}... (the first {SHOWN_CHARACTERS} of {len(text):,} characters)"
     return text if len(text) <= SHOWN_CHARACTERS else cut

@@ -415,7 +415,7 @@ def checkpoint_sizes(
 
 
 def _weights(folder: Path, config: ModelConfig) -> Weights | None:
-    """Return the weights of a folder, by the headers of their files; None if those are not there or cannot be read."""
+    """Read the headers of a folder's weights and return them by tensor; None if there are none, or one is damaged."""
     try:
         with WeightFiles(folder) as files:
             return weights_of(files, family_of(config).ignored)

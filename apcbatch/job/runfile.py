@@ -143,13 +143,12 @@ class RunFile:
         self._own: tuple[int, ...] | None = None  # identity of the file as it was written
 
     def set(self, **facts: Any) -> None:
-        """Set facts that are not known before: the model's fingerprint, once the weights are read; the stretches of
-        moved records, None if there are too many to list; and the numbers of requests that INPUT and this shard have,
-        once all of the shard are answered."""
+        """Set facts that the run finds out, by key of the file. model_fingerprint: of the weights. moved: stretches of
+        moved records; None if there are too many to list. shard_requests: requests of INPUT, and of this shard."""
         self._facts |= facts
 
     def keep_earlier(self, name: str) -> None:
-        """Keep a fact of the earlier run in the file, such as its model's where no weights are read."""
+        """Set a fact to its value in the earlier run, such as the model's fingerprint if no weights are read."""
         self._facts[name] = self._earlier.get(name)
 
     @property

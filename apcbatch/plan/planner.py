@@ -200,7 +200,7 @@ class Planner:
         )
 
     def _order(self, shape: TreeShape, held: Held) -> list[int]:
-        """Return the running order: of `long first` the largest parts whose snapshots fit in half of capacity_bytes."""
+        """Return the running order. `long first` takes the longest parts that fit in half of capacity_bytes."""
         most, share = MOST_WAITING, max(0, self.capacity_bytes or 0) // LONG_FIRST_SHARE
         while self.order == "long first" and self.capacity_bytes is not None and most > 1:
             order = shape.order(self.order, most)

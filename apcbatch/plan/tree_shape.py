@@ -55,7 +55,7 @@ class TreeShape:
             node = self.end_node[index]
             first[node], following[index] = index, first[node]
         found: list[int] = []
-        # Tops of paths, each with the nodes of its parts; a number of its own for a node whose requests are next.
+        # (node, n > 0): visit the path that begins at the node, in parts of n nodes. (node, 0): add its requests.
         stack = [(ROOT, 1 if order == "short first" else most_waiting)]
         while stack:
             node, most = stack.pop()
