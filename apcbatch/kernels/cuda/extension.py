@@ -32,7 +32,7 @@ def current_stream() -> int:
 
 @cache
 def own_stream(
-    device: torch.device, purpose: Literal["capture", "copy in", "copy out", "send", "receive"]
+    device: torch.device, purpose: Literal["capture", "branch", "copy in", "copy out", "send", "receive"]
 ) -> torch.cuda.Stream:
     """Return the one stream that this process uses for a purpose on a device.
 

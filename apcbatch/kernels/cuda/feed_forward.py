@@ -77,8 +77,12 @@ class DeviceMixture:
         self._grouped = GroupedExperts(self.experts)
         self.can_capture = self._grouped.is_supported
 
+    def normed(self, residual: Residual) -> torch.Tensor:
+        """Compute the experts' input, (t, h): see CudaOps.normed."""
+        return ops.normed(residual, self._norm, self.experts[0].down.dtype)
+
     def __call__(self, residual: Residual, _: Ragged) -> None:
-        x = ops.normed(residual, self._norm, self.experts[0].down.dtype)
+        x = self.normed(residual)
         logits = ops.linear(x.to(self.router.dtype), self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
         k, present = self.experts_per_token, residual.present
         groups = self._grouped.groups(len(x), k, x.device) if self._grouped.is_supported else None

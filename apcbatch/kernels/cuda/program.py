@@ -13,7 +13,7 @@ import torch
 from apcbatch.kernels.arguments import DTYPE_CODES, address, slot_stride
 from apcbatch.kernels.backend import StackEntry
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
-from apcbatch.kernels.cuda.extension import ALIGNMENT, current_stream, extension
+from apcbatch.kernels.cuda.extension import ALIGNMENT, current_stream, extension, own_stream
 from apcbatch.kernels.cuda.fixed_order import ProductShape
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.residual import DeviceResidual
@@ -212,22 +212,40 @@ def is_parameter(tensor: torch.Tensor | None, shape: tuple[int, ...], device: to
 
 
 class DeviceStack:
-    """See apcbatch.kernels.backend.LayerStack. Each group of consecutive sub-blocks that can be listed is one call."""
+    """See apcbatch.kernels.backend.LayerStack. Each group of consecutive sub-blocks that can be listed is one call. An
+    MLP beside a mixture is a group with it."""
 
     def __init__(self, entries: Sequence[StackEntry], hidden: int, device: torch.device) -> None:
-        self._groups: list[tuple[Program | None, list[StackEntry]]] = []
+        self._device = device
+        self._groups: list[tuple[Program | None, list[StackEntry]]] = []  # None: the entries run op by op
         for entry in entries:
             may_be_listed = hasattr(entry.part, "list_launches") and not entry.is_beside
-            last = self._groups[-1][0] if self._groups else None
-            if may_be_listed and last is not None and last.add(entry.part):
-                self._groups[-1][1].append(entry)
-                continue
-            program = Program(hidden, device)
-            is_listed = may_be_listed and program.add(entry.part)
-            self._groups.append((program if is_listed else None, [entry]))
+            last, its = self._groups[-1] if self._groups else (None, [])
+            is_next = may_be_listed and last is not None and last.add(entry.part)
+            if is_next or (entry.is_beside and hasattr(its[-1].part, "normed")):
+                its.append(entry)
+            else:
+                program = Program(hidden, device)
+                is_listed = may_be_listed and program.add(entry.part)
+                self._groups.append((program if is_listed else None, [entry]))
 
     def __call__(self, residual: Residual, batch: Any) -> None:
         for program, entries in self._groups:
-            if program is None or not program(residual, batch):
+            if program is None and len(entries) > 1 and torch.cuda.is_current_stream_capturing():
+                mixture, beside = entries
+                self._capture_both(mixture, beside, residual, batch)
+            elif program is None or not program(residual, batch):
                 for entry in entries:
                     entry.run(residual, batch)
+
+    def _capture_both(self, mixture: StackEntry, beside: StackEntry, residual: Residual, batch: Any) -> None:
+        """Capture a mixture and the MLP beside it as two branches of the graph, from the norm that they share on: the
+        MLP's launches would otherwise wait for the experts', at few rows longer than they run."""
+        current, branch = torch.cuda.current_stream(self._device), own_stream(self._device, "branch")
+        mixture.part.normed(residual)
+        residual.has_delta = False  # added to the sum
+        branch.wait_stream(current)
+        mixture.run(residual, batch)
+        with torch.cuda.stream(branch):
+            beside.run(residual, batch)
+        current.wait_stream(branch)
