@@ -41,10 +41,10 @@ bool bound_library(const ProductParams& params, bool in_turn, const std::string&
 }
 
 void bound_convolution(const ProductParams& product, const Batch& batch, Address weight, Address bias,
-                       const View& state, const View& x, Address z, int64_t d_inner, int64_t width,
+                       const View& state, const View& x, Address rest, int64_t d_inner, int64_t width,
                        Address stream) {
     few_rows_convolution(product, conv_params(batch.ragged, x, weight, bias, state, x, d_inner, width),
-                         pointer(z), stream_of(stream));
+                         pointer(rest), stream_of(stream));
 }
 
 // The product computes the scan's dt. As dt has no memory, x is passed in its place.
@@ -85,7 +85,7 @@ void bind_products(py::module_& m) {
     m.def("library_choices", &bound_choices);
     m.def("library_product", &bound_library);
     m.def("few_rows_convolution", &bound_convolution, ReleaseGil(), "product"_a, py::kw_only(), "batch"_a,
-          "weight"_a, "bias"_a, "state"_a, "x"_a, "z"_a, "d_inner"_a, "width"_a, "stream"_a);
+          "weight"_a, "bias"_a, "state"_a, "x"_a, "rest"_a, "d_inner"_a, "width"_a, "stream"_a);
     m.def("few_rows_step", &bound_step, ReleaseGil(), "product"_a, py::kw_only(), "batch"_a, "x"_a, "A"_a,
           "B"_a, "C"_a, "D"_a, "z"_a, "dt_bias"_a, "state"_a, "y"_a, "d_inner"_a, "d_state"_a, "stream"_a);
     m.def("takes_pieces", &takes_pieces);

@@ -1,4 +1,4 @@
-// Fused kernels of a Mamba mixer for decode passes of few sequences: in_proj with the convolution, and
+// Fused kernels of a mixer for decode passes of few sequences: in_proj with the convolution, and in Mamba-1
 // dt_proj with the state's step. The bits equal those of the product and the op run separately.
 #include "few_rows.cuh"
 #include "quads.cuh"
@@ -21,17 +21,22 @@ struct StateSlots {
     }
 };
 
-// Results of in_proj: one half is z, the other half is convolved (see causal_conv.cu).
+// Results of in_proj: the first d_inner columns are convolved (see causal_conv.cu), the rest is stored.
 struct Convolved {
     static constexpr bool kCollected = true;
     static constexpr int kHeld = 2;
     ConvParams convolution;
-    Bf16* z;  // (rows, d_inner)
+    Bf16* rest;  // (rows, columns)
+    int columns;
 
     class Item {
       public:
         __device__ __forceinline__ Item(const Convolved& of, int row, int token)
-            : p(of.convolution), z_(of.z), row_(row), token_(token), slots_(p.ragged, token) {
+            : p(of.convolution),
+              rest_(of.rest + token * of.columns),
+              row_(row),
+              token_(token),
+              slots_(p.ragged, token) {
             if (row >= int(p.d_inner)) return;
             const int width = int(p.width);
             bias_ = p.bias ? p.bias[row] : 0.0f;
@@ -48,7 +53,7 @@ struct Convolved {
             const int d = int(p.d_inner), skipped = kTaps - int(p.width);
             const Bf16 raw = narrow<Bf16>(sum);
             if (row_ >= d) {
-                z_[token_ * d + row_ - d] = raw;
+                rest_[row_ - d] = raw;
                 return;
             }
             window_[kTaps - 1] = raw;
@@ -72,7 +77,7 @@ struct Convolved {
         }
 
         const ConvParams& p;
-        Bf16* const z_;
+        Bf16* const rest_;  // of the token
         const int row_, token_;
         const StateSlots slots_;
         Bf16 window_[kTaps];  // raw inputs, the newest last
@@ -99,7 +104,7 @@ struct Stepped {
                 A_[i] = p.A[i * p.d_inner + channel];
             }
             x_ = widen(static_cast<const Bf16*>(p.x)[token * p.d_inner + channel]);
-            gate_ = widen(static_cast<const Bf16*>(p.z)[token * p.d_inner + channel]);
+            gate_ = widen(static_cast<const Bf16*>(p.z)[token * p.z_stride + channel]);
             D_ = p.D[channel], dt_bias_ = p.dt_bias[channel];
             load_quads(p.B, p.B_stride, B_);
             load_quads(p.C, p.C_stride, C_);
@@ -157,24 +162,26 @@ bool single_tokens(const ProductParams& product, const RaggedParams& ragged) {
 }
 
 bool takes_convolution(const ProductParams& product, const ConvParams& p) {
-    return single_tokens(product, p.ragged) && product.out == 2 * p.d_inner && p.width >= 1 &&
-           p.width <= kTaps && p.dtype == DType::bfloat16 && p.out_stride == p.d_inner;
+    return single_tokens(product, p.ragged) && product.out >= p.d_inner && p.width >= 1 && p.width <= kTaps &&
+           p.dtype == DType::bfloat16 && p.out_stride == p.d_inner;
 }
 
 bool takes_step(const ProductParams& product, const ScanParams& p) {
     return single_tokens(product, p.ragged) && product.out == p.d_inner && p.d_state == kStatesAtOnce &&
            p.dtype == DType::bfloat16 && p.D != nullptr && p.dt_bias != nullptr && p.z != nullptr &&
-           p.x_stride == p.d_inner && p.z_stride == p.d_inner && p.out_stride == p.d_inner &&
+           p.x_stride == p.d_inner && p.out_stride == p.d_inner &&
            aligned<Bf16>({{p.B, p.B_stride}, {p.C, p.C_stride}}, p.d_state, 4);
 }
 
 }  // namespace
 
-void few_rows_convolution(const ProductParams& product, const ConvParams& p, void* z, cudaStream_t stream) {
+void few_rows_convolution(const ProductParams& product, const ConvParams& p, void* rest,
+                          cudaStream_t stream) {
     if (!takes_convolution(product, p))
         throw std::invalid_argument("few_rows_convolution does not take these sizes or addresses");
-    if (product.rows > 0)
-        launch_few_rows<CodeKind::none, 1>(product, Convolved{p, static_cast<Bf16*>(z)}, stream);
+    if (product.rows == 0) return;
+    const Convolved results = {p, static_cast<Bf16*>(rest), product.out - int(p.d_inner)};
+    launch_few_rows<CodeKind::none, 1>(product, results, stream);
 }
 
 void few_rows_step(const ProductParams& product, const ScanParams& p, cudaStream_t stream) {

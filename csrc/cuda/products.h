@@ -81,9 +81,9 @@ bool takes_few_rows(const ProductParams& params);
 void few_rows_product(const ProductParams& params, cudaStream_t stream);
 
 // Fuse a product of a mixer with the op after it, in a decode pass: at most kMostMixerRows rows, one token
-// per sequence, weights in one piece. The product's y is not written. in_proj: one half of the columns is the
-// convolution's x, the other half is z (rows, d_inner).
-void few_rows_convolution(const ProductParams& product, const ConvParams& convolution, void* z,
+// per sequence, weights in one piece. The product's y is not written. in_proj: the first d_inner columns are
+// the convolution's x, the others are written to rest (rows, out - d_inner).
+void few_rows_convolution(const ProductParams& product, const ConvParams& convolution, void* rest,
                           cudaStream_t stream);
 // dt_proj: the columns are the scan's dt.
 void few_rows_step(const ProductParams& product, const ScanParams& scan, cudaStream_t stream);

@@ -12,7 +12,8 @@ import torch
 
 from apcbatch import Engine
 from apcbatch.kernels.cuda.batch import DeviceBatch
-from apcbatch.kernels.cuda.few_rows import FewRows
+from apcbatch.kernels.cuda.few_rows import ConvolvedProjection
+from apcbatch.kernels.cuda.program import DeviceStack
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model import graphs
 from apcbatch.model.arena import StateArena
@@ -236,20 +237,30 @@ def _decode_batch(contexts: list[int], vocab: int) -> Batch:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("model", ["mamba at once", "falcon_mamba at once", "jamba whole"])
+@pytest.mark.parametrize("model", ["mamba at once", "falcon_mamba at once", "jamba whole", "qwen3_next grouped"])
 def test_a_few_sequences_multiply_with_the_ops_after(
     model: str, exact: bool, checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches models that are meant to test products of few rows together with the ops after them, and do not."""
-    batches, convolved = [], FewRows.convolved
+    batches, takes = [], ConvolvedProjection.takes
 
-    def noted(few: FewRows, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        batches.append(batch.num_sequences)
-        return convolved(few, h, batch)
+    def noted(its: ConvolvedProjection, batch: DeviceBatch) -> bool:
+        if takes(its, batch):
+            batches.append(batch.num_sequences)
+        return takes(its, batch)
 
-    monkeypatch.setattr(FewRows, "convolved", noted)
+    monkeypatch.setattr(ConvolvedProjection, "takes", noted)
     serve(checkpoint(model), 5, dtype="bfloat16", exact=exact, policy="none", max_running=8)
     assert 8 in batches and max(batches) == 8
+
+
+@pytest.mark.parametrize("model", ["granitemoehybrid grouped", "qwen3_next grouped", "nemotron_h grouped"])
+def test_a_shared_expert_is_a_branch_of_the_graph(model: str, checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches models that are meant to test graphs of two branches, and have one."""
+    captured, capture = [], DeviceStack._capture_both
+    monkeypatch.setattr(DeviceStack, "_capture_both", lambda *given: captured.append(capture(*given)))
+    serve(checkpoint(model), 5, dtype="bfloat16", policy="none", max_running=4)
+    assert captured
 
 
 def test_snapshots_are_of_the_device_alone(tiny_checkpoint, tmp_path: Path) -> None:

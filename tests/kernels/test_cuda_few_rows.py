@@ -9,7 +9,7 @@ import torch
 
 from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.cuda.batch import batch_on
-from apcbatch.kernels.cuda.few_rows import FewRows
+from apcbatch.kernels.cuda.few_rows import ConvolvedProjection, FusedStep
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.mamba import DeviceMamba
 from apcbatch.kernels.layer import MambaWeights, PreNorm
@@ -77,9 +77,11 @@ class RandomMixer:
     def arena(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._start[0].clone(), self._start[1].clone()
 
-    def takes(self, batch: Ragged) -> bool:
-        ssm, conv = self._start
-        return FewRows(self.weights, ssm[:, 0], conv[:, 0]).takes(batch_on(CUDA, batch))
+    def takes(self, batch: Ragged) -> tuple[bool, bool]:
+        """Whether one launch runs in_proj and the convolution, and one dt_proj and the step."""
+        w, (ssm, conv) = self.weights, self._start
+        convolved = ConvolvedProjection(w.in_proj, w.in_bias, w.conv_weight, w.conv_bias, conv[:, 0])
+        return tuple(part.takes(batch_on(CUDA, batch)) for part in (convolved, FusedStep(w, ssm[:, 0])))
 
     def passed(self, begin: torch.Tensor, batch: Ragged) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """What the mixer leaves, and the arena after it."""
@@ -112,12 +114,44 @@ def test_have_the_bits_of_the_ops_one_by_one(
     mixer = RandomMixer(size, norms)
     for rows in range(1, 9):
         begin, batch = torch.randn(rows, size[0]), mixed(rows)
-        assert mixer.takes(batch)
+        assert mixer.takes(batch) == (True, True)
         found = mixer.passed(begin, batch)
-        with monkeypatch.context() as patch:
-            patch.setattr(FewRows, "takes", lambda *_: False)
-            expected = mixer.passed(begin, batch)
-        assert all(same_bits(one, other) for one, other in zip(found, expected, strict=True)), rows
+        for fused in [[ConvolvedProjection, FusedStep], [ConvolvedProjection]]:
+            with monkeypatch.context() as patch:
+                for part in fused:
+                    patch.setattr(part, "takes", lambda *_: False)
+                expected = mixer.passed(begin, batch)
+            assert all(same_bits(one, other) for one, other in zip(found, expected, strict=True)), rows
+
+
+# h, columns of in_proj and of the convolution, w: no column beside it, fewer, and more than a row of blocks has
+@pytest.mark.parametrize(
+    "size", [(16, 48, 48, 2), (48, 176, 100, 4), (2048, 12352, 8192, 4), (64, 9300, 20, 1)], ids=str
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_columns_beside_a_convolution_are_those_of_the_product(
+    size: tuple[int, ...], has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column that is convolved although it is not, or that is stored at another place or of another token."""
+    h, out, d, w = size
+    mixer = RandomMixer((16, 32, 16, 16, 1))
+    conv = torch.randn(24, 2, w - 1, d).bfloat16()
+    for rows in (1, 3, 8):
+        begin, batch = torch.randn(rows, h).bfloat16(), batch_on(CUDA, mixed(rows))
+        made = []
+        projection, bias = mixer._linear(out, h), torch.randn(d) if has_bias else None
+        weight = torch.randn(d, w)
+        for is_fused in (True, False):
+            its = conv.clone()
+            fused = ConvolvedProjection(projection, None, weight, bias, its[:, 0])
+            assert fused.takes(batch)
+            for shape in ((rows, d), (rows, out - d)):
+                poison(shape, torch.bfloat16)
+            with monkeypatch.context() as patch:
+                if not is_fused:
+                    patch.setattr(ConvolvedProjection, "takes", lambda *_: False)
+                made.append((*fused(begin, batch), its))
+        assert all(same_bits(one.contiguous(), other.contiguous()) for one, other in zip(*made, strict=True)), rows
 
 
 def test_take_only_what_they_can() -> None:
@@ -126,9 +160,9 @@ def test_take_only_what_they_can() -> None:
     one, size = ragged([1]), SIZES[1]
     for exact in (True, False):
         mixer = RandomMixer(size, "plain", exact=exact)
-        assert mixer.takes(ragged([1] * 8))
-        assert not mixer.takes(ragged([1] * 9)) and not mixer.takes(ragged([2, 1]))
-    assert not RandomMixer(size, dtype=torch.float32).takes(one)
-    assert not RandomMixer(size, biases=True).takes(one)
-    for n, w in ((15, 4), (16, 5)):
-        assert not RandomMixer((64, 112, n, 16, w)).takes(one)
+        assert mixer.takes(ragged([1] * 8)) == (True, True)
+        assert mixer.takes(ragged([1] * 9)) == mixer.takes(ragged([2, 1])) == (False, False)
+    assert RandomMixer(size, dtype=torch.float32).takes(one) == (False, False)
+    assert RandomMixer(size, biases=True).takes(one) == (False, True)
+    assert RandomMixer((64, 112, 15, 16, 4)).takes(one) == (True, False)
+    assert RandomMixer((64, 112, 16, 16, 5)).takes(one) == (False, True)

@@ -1,4 +1,4 @@
-"""Fused kernels of a Mamba mixer for a decode pass of few sequences on a CUDA device.
+"""A mixer's in_proj and convolution, and the step of a Mamba mixer, in decode passes of few sequences on a CUDA device.
 
 One launch runs in_proj and the convolution; another launch runs dt_proj and one step of the states. Invariant: the bits
 equal those of the product and the op run separately.
@@ -13,6 +13,7 @@ from apcbatch.kernels.cuda.batch import DeviceBatch
 from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.fixed_order import product_of
 from apcbatch.kernels.cuda.linear import DeviceLinear
+from apcbatch.kernels.cuda.ops import ops
 from apcbatch.kernels.layer import MambaWeights
 
 MOST_TAPS = 4
@@ -20,47 +21,63 @@ STATES = 16
 _BFLOAT16 = DTYPE_CODES[torch.bfloat16]
 
 
-class FewRows:
-    """Fused kernels of one mixer, for few sequences. ssm: (slots, n, d) float32, its recurrent states. conv: (slots,
-    w - 1, d) bfloat16, the last inputs of its convolution."""
+class ConvolvedProjection:
+    """in_proj (out, h) of a mixer and the causal convolution of its first d columns. in_bias: (out,) or None. weight:
+    (d, w), bias: (d,) or None, float32, of the convolution. conv: (slots, w - 1, d), its last inputs."""
 
-    def __init__(self, weights: MambaWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor) -> None:
-        self._weights, self._ssm, self._conv = weights, ssm, conv
-        self._is_supported = (
-            all(_is_fixed_order(part) for part in (weights.in_proj, weights.dt_proj))
-            and weights.in_bias is None
-            and weights.A.shape[0] == STATES
-            and weights.conv_weight.shape[1] <= MOST_TAPS
-        )
+    def __init__(
+        self,
+        in_proj: DeviceLinear,
+        in_bias: torch.Tensor | None,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        conv: torch.Tensor,
+    ) -> None:
+        self._in_proj, self._in_bias, self._weight, self._bias, self._conv = in_proj, in_bias, weight, bias, conv
+        self._is_supported = _is_fixed_order(in_proj) and in_bias is None and weight.shape[1] <= MOST_TAPS
 
     def takes(self, batch: DeviceBatch) -> bool:
-        """Return True if the fused kernels support this mixer and this batch: few sequences of one token each."""
-        return self._is_supported and batch.num_tokens == batch.num_sequences <= extension().MOST_MIXER_ROWS
+        """Return True if one launch runs both: few sequences of one token each."""
+        return self._is_supported and _has_few_tokens(batch)
 
-    def convolved(self, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run in_proj and the convolution. h: (t, h). Returns x after the convolution, and z, (t, d) each. All are
-        bfloat16."""
-        w, d = self._weights, self._weights.A.shape[1]
-        width = w.conv_weight.shape[1]
+    def __call__(self, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run both. h: (t, h). Returns x (t, d) after the convolution, and the other columns, (t, out - d). All are of
+        the weights' dtype."""
+        d, width = self._weight.shape
+        if not self.takes(batch):
+            projected = ops.linear(h, self._in_proj, bias=self._in_bias)  # (t, h) -> (t, out)
+            return ops.causal_conv(projected[:, :d], self._weight, self._bias, self._conv, batch), projected[:, d:]
         stride = slot_stride(self._conv, (width - 1, d), h.dtype, batch.device)
         require_slots(batch.max_slot, self._conv.shape[0])
-        x, z = h.new_empty((2, len(h), d))
+        x, rest = h.new_empty((len(h), d)), h.new_empty((len(h), self._in_proj.out_features - d))
         with torch.cuda.device(h.device):
             extension().few_rows_convolution(
-                _product_of(h, w.in_proj),
+                _product_of(h, self._in_proj),
                 batch=batch.params,
-                weight=w.conv_weight.data_ptr(),
-                bias=address(w.conv_bias),
+                weight=self._weight.data_ptr(),
+                bias=address(self._bias),
                 state=(self._conv.data_ptr(), stride, _BFLOAT16),
                 x=(x.data_ptr(), d, _BFLOAT16),
-                z=z.data_ptr(),
+                rest=rest.data_ptr(),
                 d_inner=d,
                 width=width,
                 stream=current_stream(),
             )
-        return x, z
+        return x, rest
 
-    def stepped(
+
+class FusedStep:
+    """dt_proj of a Mamba mixer and one step of its states, ssm: (slots, n, d) float32."""
+
+    def __init__(self, weights: MambaWeights[DeviceLinear], ssm: torch.Tensor) -> None:
+        self._weights, self._ssm = weights, ssm
+        self._is_supported = _is_fixed_order(weights.dt_proj) and weights.A.shape[0] == STATES
+
+    def takes(self, batch: DeviceBatch) -> bool:
+        """Return True if the kernel supports this mixer and this batch: few sequences of one token each."""
+        return self._is_supported and _has_few_tokens(batch)
+
+    def __call__(
         self,
         dt: torch.Tensor,
         x: torch.Tensor,
@@ -69,8 +86,8 @@ class FewRows:
         z: torch.Tensor,
         batch: DeviceBatch,
     ) -> torch.Tensor:
-        """Run dt_proj and one step of the states. dt: (t, r), input of dt_proj. x, z: (t, d), results of `convolved`.
-        b, c: (t, n), each row aligned to 8 bytes. Returns y (t, d). All are bfloat16."""
+        """Run both. dt: (t, r), input of dt_proj. x: (t, d) contiguous. z: (t, d). b, c: (t, n), each row aligned to 8
+        bytes. Returns y (t, d). All are bfloat16."""
         w, (n, d) = self._weights, self._weights.A.shape
         stride = slot_stride(self._ssm, (n, d), torch.float32, batch.device)
         require_slots(batch.max_slot, self._ssm.shape[0])
@@ -84,7 +101,7 @@ class FewRows:
                 B=(b.data_ptr(), b.stride(0), _BFLOAT16),
                 C=(c.data_ptr(), c.stride(0), _BFLOAT16),
                 D=w.D.data_ptr(),
-                z=(z.data_ptr(), d, _BFLOAT16),
+                z=(z.data_ptr(), z.stride(0), _BFLOAT16),
                 dt_bias=w.dt_bias.data_ptr(),
                 state=(self._ssm.data_ptr(), stride, FLOAT32),
                 y=(y.data_ptr(), d, _BFLOAT16),
@@ -93,6 +110,11 @@ class FewRows:
                 stream=current_stream(),
             )
         return y
+
+
+def _has_few_tokens(batch: DeviceBatch) -> bool:
+    most: int = extension().MOST_MIXER_ROWS
+    return batch.num_tokens == batch.num_sequences <= most
 
 
 def _is_fixed_order(packed: DeviceLinear) -> bool:

@@ -13,6 +13,7 @@ import torch
 from apcbatch.kernels.arguments import address, head_scan_params
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.cuda.extension import extension
+from apcbatch.kernels.cuda.few_rows import ConvolvedProjection
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
 from apcbatch.kernels.cuda.program import Program
@@ -42,16 +43,15 @@ class DeviceHeadMixer:
         else:
             self._conv_bias, self._gate_first, self._rule = None, False, ()
             self._key_heads, self._normed_heads = weights.key_heads, weights.A.numel()
+        self._convolved = ConvolvedProjection(weights.in_proj, None, weights.conv_weight, self._conv_bias, conv)
 
     def __call__(self, residual: Residual, ragged: Ragged | DeviceBatch) -> None:
-        batch, w, end = batch_on(residual.sum.device, ragged), self._weights, self._channels + self._values
+        batch, w, values = batch_on(residual.sum.device, ragged), self._weights, self._values
         h = ops.normed(residual, self._norm, w.in_proj.dtype)
-        projected = ops.linear(h, w.in_proj)  # (t, h) -> q, k, v, z and gates
-        x = ops.causal_conv(projected[:, : self._channels], w.conv_weight, self._conv_bias, self._conv, batch)
+        x, rest = self._convolved(h, batch)  # (t, h) -> q, k and v; z and gates
         state = w.A, w.dt_bias, self._state
-        y = ops.head_scan(x, projected[:, end:], self._key_heads, *state, batch, *self._rule)
-        gate = projected[:, self._channels : end]
-        y = ops.gated_norm(y, gate, self._normed_heads, w.norm, w.norm_eps, self._gate_first)
+        y = ops.head_scan(x, rest[:, values:], self._key_heads, *state, batch, *self._rule)
+        y = ops.gated_norm(y, rest[:, :values], self._normed_heads, w.norm, w.norm_eps, self._gate_first)
         ops.leave(residual, y, w.out_proj)  # (t, Hv V) -> (t, h)
 
     def list_launches(self, program: Program) -> None:

@@ -10,7 +10,7 @@ import torch
 from apcbatch.kernels.arguments import FLOAT32, address, slot_stride
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.cuda.extension import extension
-from apcbatch.kernels.cuda.few_rows import FewRows
+from apcbatch.kernels.cuda.few_rows import ConvolvedProjection, FusedStep
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
 from apcbatch.kernels.cuda.program import Program, Rows, is_parameter, require
@@ -27,21 +27,17 @@ class DeviceMamba:
         self, norm: PreNorm, weights: MambaWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor
     ) -> None:
         self.norm, self.weights, self.ssm, self.conv = norm, weights, ssm, conv
-        self.few_rows = FewRows(weights, ssm, conv)
+        convolution = weights.conv_weight, weights.conv_bias, conv
+        self._convolved = ConvolvedProjection(weights.in_proj, weights.in_bias, *convolution)
+        self._stepped = FusedStep(weights, ssm)
 
     def __call__(self, residual: Residual, batch: Ragged | DeviceBatch) -> None:
         batch = batch_on(residual.sum.device, batch)
-        w, few = self.weights, self.few_rows.takes(batch)
-        h = ops.normed(residual, self.norm, w.in_proj.dtype)
-        x, z = self.few_rows.convolved(h, batch) if few else self._convolved(h, batch)  # (t, h) -> (t, d) each
+        w = self.weights
+        x, z = self._convolved(ops.normed(residual, self.norm, w.in_proj.dtype), batch)  # (t, h) -> (t, d) each
         dt, b, c = self._projected(x)
-        y = self.few_rows.stepped(dt, x, b, c, z, batch) if few else self._scanned(dt, x, b, c, z, batch)
+        y = (self._stepped if self._stepped.takes(batch) else self._scanned)(dt, x, b, c, z, batch)
         residual.leave(ops.linear(y, w.out_proj, out_dtype=torch.float32, bias=w.out_bias))  # (t, d) -> (t, h)
-
-    def _convolved(self, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        w, d = self.weights, self.weights.A.shape[1]
-        xz = ops.linear(h, w.in_proj, bias=w.in_bias)  # (t, h) -> (t, 2d)
-        return ops.causal_conv(xz[:, :d], w.conv_weight, w.conv_bias, self.conv, batch), xz[:, d:]
 
     def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Run x_proj: x (t, d) -> dt (t, r), B and C (t, n), normed if the weights have norms."""
