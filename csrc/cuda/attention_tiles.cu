@@ -1,8 +1,8 @@
 // Causal attention over a paged KV cache on tensor cores: see paged_attention.cu for the definition.
 //
-// A warp computes 16 (query, head) rows that share a kv head; a block has one warp or several. Pages of 64
-// keys are processed in ascending order. Shared memory has two stages: the next page is copied while this one
-// is multiplied.
+// A warp computes 16 (query, head) rows that share a kv head; a block has one warp or several. On Hopper four
+// warps multiply together as a warpgroup, with the same bits. Pages of 64 keys are processed in
+// ascending order. Shared memory has two stages: the next page is copied while this one is multiplied.
 //
 // A page's scores are one chain of products over head_dim. Its weights are rounded to bfloat16 and
 // summed in a fixed order. The weighted values are accumulated in one chain over the keys. Keys that a row
@@ -13,7 +13,9 @@
 #include "attention_part.cuh"
 #include "attention_tiles.h"
 #include "matrix_unit.cuh"
+#include "shared_barrier.cuh"
 #include "vector_math.cuh"
+#include "warpgroup_unit.cuh"
 
 namespace apcbatch {
 namespace cuda {
@@ -31,12 +33,27 @@ constexpr int kChunk = 8;  // elements in 16 bytes
 // Sizes for heads of up to kDim columns. Rows in shared memory are padded by a chunk to avoid bank conflicts.
 template <int kDim_, int kWarps_>
 struct Shape {
+    static constexpr bool kGroup = false;
     static constexpr int kDim = kDim_, kWarps = kWarps_, kThreads = 32 * kWarps, kRows = kWarpRows * kWarps;
-    static constexpr int kPitch = kDim + kChunk, kPage = kPageTokens * kPitch;
+    static constexpr int kPitch = kDim + kChunk, kPage = kPageTokens * kPitch * 2;  // kPage: bytes
     static constexpr int kTiles = kDim / 8;  // tiles of 8 columns in a row
     // Two stages of keys and values; for rows that span several splits, also their running totals.
-    static constexpr int kStagesBytes = 4 * kPage * 2, kTotalsBytes = kRows * kDim * 4;
-    static constexpr int kBytes = kStagesBytes + (kWarps > 1 ? kTotalsBytes : 0);
+    static constexpr int kQueries = 0, kStages = 4 * kPage, kTotals = kRows * kDim * 4;
+    static constexpr int kBytes = kStages + (kWarps > 1 ? kTotals : 0);
+};
+
+// Sizes for warpgroups: the queries of each, and pages, are in slices of 64 columns (see warpgroup_unit.cuh).
+// There are as many as fit in shared memory or registers, since they share the pages' copies.
+template <int kDim_>
+struct GroupShape {
+    static constexpr bool kGroup = true;
+    static constexpr int kDim = kDim_, kGroups = kDim > 128 ? 1 : kDim > 64 ? 2 : 3, kWarps = 4 * kGroups;
+    static constexpr int kThreads = 32 * kWarps, kRows = kWarpRows * kWarps;
+    static constexpr int kSlices = kDim / kSliceInputs, kSlice = kPageTokens * kSliceRow;  // kSlice: bytes
+    static constexpr int kPage = kSlices * kSlice, kTiles = kDim / 8;
+    static constexpr int kQueries = kGroups * kPage, kStages = 4 * kPage, kTotals = kRows * kDim * 4;
+    static constexpr int kBytes = kQueries + kStages + kTotals + kOctetBytes;  // the last for the alignment
+    static_assert(kPageTokens == kWarpgroupRows, "queries lie like a page");
 };
 
 // Rows of one lane: rows lane / 4 and lane / 4 + 8 of its warp.
@@ -62,10 +79,21 @@ __device__ __forceinline__ std::uint32_t join_narrowed(float a, float b) {
     return join(narrow<Bf16>(a), narrow<Bf16>(b));
 }
 
+// Place in bytes of a chunk of 8 columns, from `column` on, in a page or in a warpgroup's queries.
+template <class S>
+__device__ __forceinline__ int place_of(int row, int column) {
+    if constexpr (S::kGroup) {
+        const int chunk = column / kChunk;
+        return chunk / kSliceChunks * S::kSlice + chunk_at(row, chunk % kSliceChunks);
+    } else {
+        return (row * S::kPitch + column) * int(sizeof(Bf16));
+    }
+}
+
 // Copies the first `keys` keys and values of a page to a stage, and fills the rest with zeros.
 template <class S>
 __device__ __forceinline__ void copy_page(const PagedAttention& p, std::int64_t page, std::int64_t kv_head,
-                                          int keys, Bf16* stage) {
+                                          int keys, unsigned char* stage) {
     constexpr int kChunks = S::kDim / kChunk;
     const int head_dim = int(p.head_dim), row = int(p.kv_heads) * head_dim;
     const std::int64_t first = page * kPageTokens * row + kv_head * head_dim;
@@ -76,20 +104,21 @@ __device__ __forceinline__ void copy_page(const PagedAttention& p, std::int64_t 
         const int key = at / kChunks, column = at % kChunks * kChunk;
         const bool there = key < keys && column < head_dim;
         const int from = there ? key * row + column : 0;
-        copy_chunk(stage + key * S::kPitch + column, k + from, there);
-        copy_chunk(stage + S::kPage + key * S::kPitch + column, v + from, there);
+        unsigned char* const to = stage + place_of<S>(key, column);
+        copy_chunk(to, k + from, there);
+        copy_chunk(to + S::kPage, v + from, there);
     }
     commit_copies();
 }
 
-// Adds the page whose keys begin at position `first`. Row r of the lane sees keys up to last_key[r].
+// Adds the products of the queries and the keys to the scores of a page.
 template <class S>
-__device__ __forceinline__ void add_page(Rows<S::kTiles>& rows, const std::uint32_t (&q)[S::kDim / 16][4],
-                                         const Bf16* stage, std::int64_t first,
-                                         const std::int64_t (&last_key)[2], float scale) {
+__device__ __forceinline__ void add_scores(float (&scores)[kPageTokens / 8][4],
+                                           const std::uint32_t (&q)[S::kDim / 16][4],
+                                           const unsigned char* stage) {
     const int lane = threadIdx.x % 32, matrix = lane / 8, within = lane % 8;
-    float scores[kPageTokens / 8][4] = {};
-    const Bf16* keys = stage + (matrix / 2 * 8 + within) * S::kPitch + matrix % 2 * 8;
+    const Bf16* keys =
+        reinterpret_cast<const Bf16*>(stage) + (matrix / 2 * 8 + within) * S::kPitch + matrix % 2 * 8;
 #pragma unroll
     for (int k = 0; k < S::kDim / 16; ++k) {
 #pragma unroll
@@ -100,6 +129,78 @@ __device__ __forceinline__ void add_page(Rows<S::kTiles>& rows, const std::uint3
             multiply_add(scores[2 * n + 1], q[k], b[2], b[3]);
         }
     }
+}
+
+// The same by a warpgroup, with the queries in shared memory.
+template <class S>
+__device__ __forceinline__ void add_scores(float (&scores)[kPageTokens / 8][4], const unsigned char* queries,
+                                           const unsigned char* stage) {
+    auto& sums = reinterpret_cast<float (&)[kPageTokens / 2]>(scores);
+    const std::uint64_t q = described(shared_address(queries)), keys = described(shared_address(stage));
+    hold(sums);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < S::kDim / 16; ++k) {
+        const int step = k / kSliceSteps * (S::kSlice / 16) + k % kSliceSteps * kDescribedStep;
+        add_step(sums, q + step, keys + step);
+    }
+    commit_products();
+    wait_for_products<0>();
+    hold(sums);
+}
+
+// Adds the values of a page by their weights to the rows.
+template <class S>
+__device__ __forceinline__ void add_values(float (&out)[S::kTiles][4],
+                                           std::uint32_t (&weights)[kPageTokens / 16][4],
+                                           const unsigned char* values) {
+    if constexpr (S::kGroup) {
+        constexpr int kColumns = S::kDim < 128 ? S::kDim : 128, kApart = S::kSlice;  // of a product
+        const unsigned shared = shared_address(values);
+        auto& sums = reinterpret_cast<float (&)[S::kDim / kColumns][kColumns / 2]>(out);
+#pragma unroll
+        for (auto& its : sums) hold(its);
+        begin_products();
+#pragma unroll
+        for (int k = 0; k < kPageTokens / 16; ++k) {
+#pragma unroll
+            for (int part = 0; part < S::kDim / kColumns; ++part) {
+                const unsigned from = shared + part * (kColumns / kSliceInputs) * kApart + k * 16 * kSliceRow;
+                add_rows_step(sums[part], weights[k], described_rows(from, kApart));
+            }
+        }
+        commit_products();
+        wait_for_products<0>();
+#pragma unroll
+        for (auto& its : sums) hold(its);
+#pragma unroll
+        for (auto& its : weights) hold(its);
+    } else {
+        const int lane = threadIdx.x % 32, matrix = lane / 8, within = lane % 8;
+        const Bf16* from =
+            reinterpret_cast<const Bf16*>(values) + (matrix % 2 * 8 + within) * S::kPitch + matrix / 2 * 8;
+#pragma unroll
+        for (int k = 0; k < kPageTokens / 16; ++k) {
+#pragma unroll
+            for (int n = 0; n < S::kDim / 16; ++n) {
+                std::uint32_t b[4];
+                load_transposed(b, from + k * 16 * S::kPitch + n * 16);
+                multiply_add(out[2 * n], weights[k], b[0], b[1]);
+                multiply_add(out[2 * n + 1], weights[k], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// Adds the page whose keys begin at position `first`. Row r of the lane sees keys up to last_key[r]. queries:
+// see add_scores.
+template <class S, class Queries>
+__device__ __forceinline__ void add_page(Rows<S::kTiles>& rows, const Queries& queries,
+                                         const unsigned char* stage, std::int64_t first,
+                                         const std::int64_t (&last_key)[2], float scale) {
+    const int lane = threadIdx.x % 32;
+    float scores[kPageTokens / 8][4] = {};
+    add_scores<S>(scores, queries, stage);
     float kept[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -139,20 +240,17 @@ __device__ __forceinline__ void add_page(Rows<S::kTiles>& rows, const std::uint3
 #pragma unroll
         for (int i = 0; i < 4; ++i) rows.out[n][i] = __fmul_rn(rows.out[n][i], kept[i / 2]);
     }
-    const Bf16* values = stage + S::kPage + (matrix % 2 * 8 + within) * S::kPitch + matrix / 2 * 8;
+    std::uint32_t weights[kPageTokens / 16][4];
 #pragma unroll
     for (int k = 0; k < kPageTokens / 16; ++k) {
         const auto &low = scores[2 * k], &high = scores[2 * k + 1];
-        const std::uint32_t weights[4] = {join_narrowed(low[0], low[1]), join_narrowed(low[2], low[3]),
-                                          join_narrowed(high[0], high[1]), join_narrowed(high[2], high[3])};
 #pragma unroll
-        for (int n = 0; n < S::kDim / 16; ++n) {
-            std::uint32_t b[4];
-            load_transposed(b, values + k * 16 * S::kPitch + n * 16);
-            multiply_add(rows.out[2 * n], weights, b[0], b[1]);
-            multiply_add(rows.out[2 * n + 1], weights, b[2], b[3]);
+        for (int r = 0; r < 2; ++r) {
+            weights[k][r] = join_narrowed(low[2 * r], low[2 * r + 1]);
+            weights[k][2 + r] = join_narrowed(high[2 * r], high[2 * r + 1]);
         }
     }
+    add_values<S>(rows.out, weights, stage + S::kPage);
 }
 
 // Running totals of a lane's rows over the splits so far. The weighted values are in shared memory, private
@@ -205,10 +303,11 @@ struct Row {
 };
 
 template <class S>
-__global__ void __launch_bounds__(S::kThreads)
-    attention_tile_kernel(const __grid_constant__ PagedAttention p) {
+__device__ __forceinline__ void attend(const PagedAttention& p) {
     extern __shared__ __align__(16) unsigned char memory[];
-    Bf16* stages = reinterpret_cast<Bf16*>(memory);
+    unsigned char* const queries =
+        memory + (S::kGroup ? (kOctetBytes - shared_address(memory) % kOctetBytes) % kOctetBytes : 0);
+    unsigned char* const stages = queries + S::kQueries;
     constexpr bool kParts = S::kWarps == 1;
     const int heads_each = int(p.heads / p.kv_heads), head_dim = int(p.head_dim);
     const std::int64_t sequence = blockIdx.y, kv_head = blockIdx.x % p.kv_heads;
@@ -221,16 +320,30 @@ __global__ void __launch_bounds__(S::kThreads)
     const Row mine[2] = {Row(p, sequence, kv_head, warp_row + lane / 4, rows),
                          Row(p, sequence, kv_head, warp_row + lane / 4 + 8, rows)};
     const std::int64_t last_key[2] = {mine[0].last_key, mine[1].last_key};
-    std::uint32_t q[S::kDim / 16][4];
+    const auto query_of = [&](const Row& row) {
+        return static_cast<const Bf16*>(p.q) + row.query * p.q_stride + row.head * head_dim;
+    };
+    std::uint32_t q[S::kGroup ? 1 : S::kDim / 16][4];
+    if constexpr (S::kGroup) {
+        constexpr int kChunks = S::kDim / kChunk;
+        for (int at = threadIdx.x; at < S::kRows * kChunks; at += S::kThreads) {  // with the first page
+            const int its = at / kChunks, column = at % kChunks * kChunk;
+            const Row row(p, sequence, kv_head, tile * S::kRows + its, rows);
+            const bool there = row.there && column < head_dim;
+            unsigned char* const to =
+                queries + its / kWarpgroupRows * S::kPage + place_of<S>(its % kWarpgroupRows, column);
+            copy_chunk(to, there ? query_of(row) + column : p.q, there);
+        }
+    } else {
 #pragma unroll
-    for (int k = 0; k < S::kDim / 16; ++k) {
+        for (int k = 0; k < S::kDim / 16; ++k) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const Row& row = mine[i % 2];
-            const int column = k * 16 + i / 2 * 8 + lane % 4 * 2;
-            const Bf16* from =
-                static_cast<const Bf16*>(p.q) + row.query * p.q_stride + row.head * head_dim + column;
-            q[k][i] = row.there && column < head_dim ? *reinterpret_cast<const std::uint32_t*>(from) : 0u;
+            for (int i = 0; i < 4; ++i) {
+                const Row& row = mine[i % 2];
+                const int column = k * 16 + i / 2 * 8 + lane % 4 * 2;
+                const bool there = row.there && column < head_dim;
+                q[k][i] = there ? *reinterpret_cast<const std::uint32_t*>(query_of(row) + column) : 0u;
+            }
         }
     }
     // The keys that any row of the block sees, and those that any row of the warp sees.
@@ -251,15 +364,19 @@ __global__ void __launch_bounds__(S::kThreads)
     Rows<S::kTiles> part;
     Totals<S::kTiles> totals;
     part.clear();
-    if (!kParts) totals.clear(reinterpret_cast<float*>(memory + S::kStagesBytes));
+    if (!kParts) totals.clear(reinterpret_cast<float*>(stages + S::kStages));
     if (first_page < pages) copy(first_page);
     for (int page = first_page; page < pages; ++page) {
         wait_for_copies<0>();
+        if constexpr (S::kGroup) show_to_products();
         __syncthreads();  // this page has arrived for all threads, and none uses the previous one any more
         if (page + 1 < pages) copy(page + 1);
         const std::int64_t first = std::int64_t(page) * kPageTokens;
-        if (first < warp_end) {
-            add_page<S>(part, q, stages + page % 2 * (2 * S::kPage), first, last_key, p.scale);
+        const unsigned char* const stage = stages + page % 2 * (2 * S::kPage);
+        if constexpr (S::kGroup) {
+            add_page<S>(part, queries + threadIdx.x / kWarpgroup * S::kPage, stage, first, last_key, p.scale);
+        } else if (first < warp_end) {
+            add_page<S>(part, q, stage, first, last_key, p.scale);
         }
         if (!kParts && (page % kPagesOfSplit == kPagesOfSplit - 1 || page + 1 == pages)) {
             totals.join(part);
@@ -298,6 +415,16 @@ __global__ void __launch_bounds__(S::kThreads)
 }
 
 template <class S>
+__global__ void __launch_bounds__(S::kThreads)
+    attention_tile_kernel(const __grid_constant__ PagedAttention p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    attend<S>(p);
+#else
+    if constexpr (!S::kGroup) attend<S>(p);
+#endif
+}
+
+template <class S>
 void launch(const PagedAttention& p, std::int64_t blocks, cudaStream_t stream) {
     const auto kernel = attention_tile_kernel<S>;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes),
@@ -307,12 +434,22 @@ void launch(const PagedAttention& p, std::int64_t blocks, cudaStream_t stream) {
     check_launch("attention_tiles");
 }
 
+// Returns true if warpgroups multiply: the device has them, and queries are aligned to 16 bytes.
+bool takes_groups(const PagedAttention& p) {
+    return attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9 &&
+           attribute_of_device(cudaDevAttrComputeCapabilityMinor) == 0 && p.q_stride % kChunk == 0 &&
+           reinterpret_cast<std::uintptr_t>(p.q) % 16 == 0;
+}
+
 template <int kDim>
 void launch_dim(PagedAttention p, cudaStream_t stream) {
-    using Many = Shape<kDim, kManyWarps<kDim>>;
     p.scale *= kAttentionLog2e;
     if (p.parts) return launch<Shape<kDim, 1>>(p, num_splits(p.max_context), stream);
-    launch<Many>(p, (p.max_new * (p.heads / p.kv_heads) + Many::kRows - 1) / Many::kRows, stream);
+    const auto launch_many = [&](auto shape) {
+        using Many = decltype(shape);
+        launch<Many>(p, (p.max_new * (p.heads / p.kv_heads) + Many::kRows - 1) / Many::kRows, stream);
+    };
+    takes_groups(p) ? launch_many(GroupShape<kDim>()) : launch_many(Shape<kDim, kManyWarps<kDim>>());
 }
 
 // Returns true if the addresses are aligned: rows of each head in the cache to 16 bytes, queries to 4 bytes.

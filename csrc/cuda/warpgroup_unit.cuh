@@ -24,6 +24,12 @@ __device__ __forceinline__ std::uint64_t described(unsigned shared) {
     return kSwizzled | kOctets | std::uint64_t(1) << 16 | shared >> 4;
 }
 
+// Describes a second operand of up to 128 columns, whose 16 rows of inputs are in shared memory, from this
+// address on: for each 64 columns a slice of kSliceRow bytes a row; the slices are `apart` bytes apart.
+__device__ __forceinline__ std::uint64_t described_rows(unsigned shared, int apart) {
+    return described(shared) - (std::uint64_t(1) << 16) + (std::uint64_t(apart / 16) << 16);
+}
+
 // Orders copies by copy_chunk that this thread has waited for before the products it starts.
 __device__ __forceinline__ void show_to_products() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -85,7 +91,7 @@ __device__ __forceinline__ void leave_registers() {
 
 // Adds the product of 64 rows and `columns` rows over one step, of 16 inputs, to the sums. The 64 rows are in
 // shared memory, or in registers, in the layout of multiply_add for each warp; these may be written again
-// once the caller has waited for the product.
+// once the caller has waited for the product. add_rows_step: the second operand is described_rows.
 #define APC_WARPGROUP_PRODUCT(columns, names, a_name, b_name, a_names, next_name, ...)                       \
     __device__ __forceinline__ void add_step(float (&sums)[columns / 2], std::uint64_t a, std::uint64_t b) { \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, " a_name   \
@@ -97,6 +103,13 @@ __device__ __forceinline__ void leave_registers() {
                                              std::uint64_t b) {                                              \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, {" a_names \
                      "}, " next_name ", 1, 1, 1, 0;"                                                         \
+                     : __VA_ARGS__                                                                           \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                  \
+    }                                                                                                        \
+    __device__ __forceinline__ void add_rows_step(float (&sums)[columns / 2], const std::uint32_t (&a)[4],   \
+                                                  std::uint64_t b) {                                         \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, {" a_names \
+                     "}, " next_name ", 1, 1, 1, 1;"                                                         \
                      : __VA_ARGS__                                                                           \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                  \
     }
