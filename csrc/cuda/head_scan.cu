@@ -23,10 +23,12 @@ constexpr int kThreads = 128, kPrepareWarps = 16;
 constexpr std::int64_t kMostEarly = 64;
 
 // Minimum blocks on a multiprocessor, which limits a thread's registers. padded: rows of a key; own: columns
-// of a thread, of which one is for few blocks.
-constexpr int least_blocks(int padded, int own) {
-    return padded > 128 || own == 1 ? 2 : padded * own > 256 ? 3 : 4;
+// of a thread, of which one is for few blocks. Two are faster with more registers, but for the delta rule.
+constexpr int least_blocks(int padded, int own, bool is_delta) {
+    return padded > 128 || own == 1 || (own == 2 && !is_delta) ? 2 : padded * own > 256 ? 3 : 4;
 }
+
+constexpr int kMostOfTwo = 3;  // blocks of a multiprocessor, of threads with two columns
 
 // Rows of a padded key, a multiple of 16 that a kernel exists for: 64, 128 or 256.
 std::int64_t padded_keys(std::int64_t key_dim) { return key_dim <= 64 ? 64 : key_dim <= 128 ? 128 : 256; }
@@ -295,7 +297,7 @@ struct Fetch {
 
 // kOwn: columns of a thread. The bits do not depend on it.
 template <class T, bool kDelta, int kPadded, int kOwn>
-__global__ void __launch_bounds__(kThreads, least_blocks(kPadded, kOwn))
+__global__ void __launch_bounds__(kThreads, least_blocks(kPadded, kOwn, kDelta))
     head_scan_kernel(const __grid_constant__ HeadScanParams p, Prepared from, const std::int64_t* order) {
     constexpr int kColumns = kThreads / kLanes * kOwn;
     using Inputs = Ring<T, kPadded, kColumns>;
@@ -497,14 +499,21 @@ void launch_scan(const HeadScanParams& p, const Batch& batch, const Prepared& pr
     check_launch("head_scan");
 }
 
-// Returns the columns of a thread: the most with which no thread of a block is without a column and most
-// multiprocessors have a block. One column is for the delta rule alone, whose tokens wait for each other.
+// Returns the columns of a thread. One is for the delta rule alone, whose tokens wait for each other, and for
+// so few columns that they leave multiprocessors without a block. Otherwise the number with which the busiest
+// multiprocessor needs less time: its blocks have 20 parts of a token's time each with four columns, and 11
+// with two, besides 3 in all.
 int own_columns(const HeadScanParams& p) {
     constexpr int kColumns = kThreads / kLanes;
-    const double columns = double(p.value_heads) * double(p.ragged.num_sequences) * double(p.value_dim);
-    const double each = columns / attribute_of_device(cudaDevAttrMultiProcessorCount);
-    if (p.value_dim > 2 * kColumns && each >= 3 * kColumns) return 4;
-    return each >= 1.5 * kColumns ? 2 : 1;
+    const std::int64_t multiprocessors = attribute_of_device(cudaDevAttrMultiProcessorCount);
+    const std::int64_t heads = p.value_heads * p.ragged.num_sequences;
+    const auto busiest = [&](int own) {
+        const std::int64_t blocks = heads * ((p.value_dim + kColumns * own - 1) / (kColumns * own));
+        return (blocks + multiprocessors - 1) / multiprocessors;
+    };
+    if (2 * heads * p.value_dim < 3 * kColumns * multiprocessors) return 1;
+    if (p.value_dim <= 2 * kColumns) return 2;
+    return busiest(2) > kMostOfTwo || 20 * busiest(4) <= 11 * busiest(2) + 3 ? 4 : 2;
 }
 
 template <class T, bool kDelta, int kPadded>
