@@ -35,6 +35,7 @@ template <int kDim_, int kWarps_>
 struct Shape {
     static constexpr bool kGroup = false;
     static constexpr int kDim = kDim_, kWarps = kWarps_, kThreads = 32 * kWarps, kRows = kWarpRows * kWarps;
+    static constexpr int kBlocks = 1;  // of a multiprocessor, at least
     static constexpr int kPitch = kDim + kChunk, kPage = kPageTokens * kPitch * 2;  // kPage: bytes
     static constexpr int kTiles = kDim / 8;  // tiles of 8 columns in a row
     // Two stages of keys and values; for rows that span several splits, also their running totals.
@@ -42,18 +43,18 @@ struct Shape {
     static constexpr int kBytes = kStages + (kWarps > 1 ? kTotals : 0);
 };
 
-// Sizes for warpgroups: the queries of each, and pages, are in slices of 64 columns (see warpgroup_unit.cuh).
-// There are as many as fit in shared memory or registers, since they share the pages' copies.
+// Sizes for a warpgroup: its queries, and pages, are in slices of 64 columns (see warpgroup_unit.cuh).
+// Blocks of one warpgroup are faster than those of several, which share the copies of pages.
 template <int kDim_>
 struct GroupShape {
     static constexpr bool kGroup = true;
-    static constexpr int kDim = kDim_, kGroups = kDim > 128 ? 1 : kDim > 64 ? 2 : 3, kWarps = 4 * kGroups;
-    static constexpr int kThreads = 32 * kWarps, kRows = kWarpRows * kWarps;
+    static constexpr int kDim = kDim_, kWarps = 4, kThreads = kWarpgroup, kRows = kWarpgroupRows;
+    static constexpr int kBlocks = kDim > 128 ? 1 : kDim > 64 ? 2 : 3;
     static constexpr int kSlices = kDim / kSliceInputs, kSlice = kPageTokens * kSliceRow;  // kSlice: bytes
     static constexpr int kPage = kSlices * kSlice, kTiles = kDim / 8;
-    static constexpr int kQueries = kGroups * kPage, kStages = 4 * kPage, kTotals = kRows * kDim * 4;
+    static constexpr int kQueries = kPage, kStages = 4 * kPage, kTotals = kRows * kDim * 4;
     static constexpr int kBytes = kQueries + kStages + kTotals + kOctetBytes;  // the last for the alignment
-    static_assert(kPageTokens == kWarpgroupRows, "queries lie like a page");
+    static_assert(kPageTokens == kWarpgroupRows, "the queries lie like a page");
 };
 
 // Rows of one lane: rows lane / 4 and lane / 4 + 8 of its warp.
@@ -330,9 +331,7 @@ __device__ __forceinline__ void attend(const PagedAttention& p) {
             const int its = at / kChunks, column = at % kChunks * kChunk;
             const Row row(p, sequence, kv_head, tile * S::kRows + its, rows);
             const bool there = row.there && column < head_dim;
-            unsigned char* const to =
-                queries + its / kWarpgroupRows * S::kPage + place_of<S>(its % kWarpgroupRows, column);
-            copy_chunk(to, there ? query_of(row) + column : p.q, there);
+            copy_chunk(queries + place_of<S>(its, column), there ? query_of(row) + column : p.q, there);
         }
     } else {
 #pragma unroll
@@ -374,7 +373,7 @@ __device__ __forceinline__ void attend(const PagedAttention& p) {
         const std::int64_t first = std::int64_t(page) * kPageTokens;
         const unsigned char* const stage = stages + page % 2 * (2 * S::kPage);
         if constexpr (S::kGroup) {
-            add_page<S>(part, queries + threadIdx.x / kWarpgroup * S::kPage, stage, first, last_key, p.scale);
+            add_page<S>(part, queries, stage, first, last_key, p.scale);
         } else if (first < warp_end) {
             add_page<S>(part, q, stage, first, last_key, p.scale);
         }
@@ -415,7 +414,7 @@ __device__ __forceinline__ void attend(const PagedAttention& p) {
 }
 
 template <class S>
-__global__ void __launch_bounds__(S::kThreads)
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     attention_tile_kernel(const __grid_constant__ PagedAttention p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     attend<S>(p);
