@@ -18,9 +18,10 @@ from apcbatch.data.model_files import model_files_digest
 from apcbatch.draft_sources import draft_sources
 from apcbatch.drafts.drafter import Drafts
 from apcbatch.engine.admission import COST_ON_DEVICE
+from apcbatch.engine.checkpoint_sizes import checkpoint_sizes, smaller_sizes
 from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.first_passes import measure_reading, warm_up
-from apcbatch.engine.memory import MemoryPlan, checkpoint_sizes, smaller_sizes
+from apcbatch.engine.memory import MemoryPlan
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.persistence import Persistence, open_store
 from apcbatch.engine.policy import keeps_snapshots
@@ -253,11 +254,11 @@ def _plan_memory(
 ) -> MemoryPlan:
     """Plan the memory of an engine, by the sizes of the checkpoint's tensors. Checks that there is as much; takes
     none."""
-    given = checkpoint.model_dir, config, options.weights, kind_of(devices), dtype
+    given = checkpoint.model_dir, config, options.weights, kind_of(devices), dtype, checkpoint.weights
     plan = MemoryPlan(
         layout=state_layout(config, dtype),
         dtype=dtype,
-        sizes=checkpoint_sizes(*given, options.adapter, checkpoint.weights),
+        sizes=checkpoint_sizes(*given, options.adapter),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         gpus=len(devices),
@@ -269,7 +270,7 @@ def _plan_memory(
         drafts=bool(options.draft),
         draft_bytes=options.draft_memory_bytes,
         on_host=not writes_draft_states(devices[0]),
-        smaller=dict if options.adapter else partial(smaller_sizes, *given, checkpoint.weights),
+        smaller=dict if options.adapter else partial(smaller_sizes, *given),
     )
     plan.check(*memory_of(devices))
     plan.check_pool(warn)

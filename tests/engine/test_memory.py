@@ -18,11 +18,13 @@ from safetensors.torch import load_file, save_file
 from apcbatch import Engine
 from apcbatch.cli.program import main
 from apcbatch.config import Config
-from apcbatch.engine.memory import CheckpointSizes, MemoryPlan, Use, checkpoint_sizes
+from apcbatch.engine.checkpoint_sizes import CheckpointSizes, checkpoint_sizes, weights_in
+from apcbatch.engine.memory import MemoryPlan, Use
 from apcbatch.errors import UsageError
 from apcbatch.layout import KV, SSM, StateLayout
 from apcbatch.model import devices
 from apcbatch.model.families import load_model_config
+from apcbatch.model.hf_config import ModelConfig
 from tests.effort import table
 from tests.engine.opened import OpenedEngine
 from tests.model.quantized import quantised
@@ -42,6 +44,10 @@ PLAN = MemoryPlan(
 # 4 x (4,096 tokens + 96 rows) x (4,096 + 3 x 1,024) columns, and 4 x 7 x 96 rows x 32,768 logits: less than the 16th
 # part of the weights and twice the largest sub-block, which loading takes
 LOADING = 4 * (2 * MiB + GiB // 16)
+
+
+def sizes_in(folder: Path, config: ModelConfig) -> CheckpointSizes | None:
+    return checkpoint_sizes(folder, config, "auto", "cpu", "float32", weights_in(folder, config))
 
 
 def test_the_parts_are_those_of_the_layout() -> None:
@@ -221,11 +227,11 @@ def test_weights_are_counted_by_their_headers(
     config = load_model_config(folder)
     tensors = load_file(folder / "model.safetensors")
     total = sum(tensor.numel() for tensor in tensors.values())
-    found = checkpoint_sizes(folder, config, "auto", "cpu", "float32")
+    found = sizes_in(folder, config)
     assert found is not None and found.num_weights == total
     assert found.tokenizer_bytes == sum(path.stat().st_size for path in folder.glob("tokenizer.json"))
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    assert checkpoint_sizes(tmp_path, config, "auto", "cpu", "float32") is None
+    assert sizes_in(tmp_path, config) is None
     names = sorted(tensors)
     cut = random.randrange(1, len(names))
     where = {name: f"model-{1 + (i >= cut)}.safetensors" for i, name in enumerate(names)}
@@ -236,10 +242,10 @@ def test_weights_are_counted_by_their_headers(
     for file in set(where.values()):
         save_file({name: tensors[name] for name in where if where[name] == file}, tmp_path / file)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    split = checkpoint_sizes(tmp_path, config, "auto", "cpu", "float32")
+    split = sizes_in(tmp_path, config)
     assert split == replace(found, tokenizer_bytes=0)
     (tmp_path / "model-2.safetensors").write_bytes(b"{}")
-    assert checkpoint_sizes(tmp_path, config, "auto", "cpu", "float32") is None
+    assert sizes_in(tmp_path, config) is None
 
 
 def test_the_widest_sub_block_is_counted(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
@@ -252,7 +258,7 @@ def test_the_widest_sub_block_is_counted(tiny_checkpoint: Callable[..., Path], t
     for expert in range(3):
         shapes[f"model.layers.1.feed_forward.experts.{expert}.up_proj.weight"] = (9, 3)
     save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
-    sizes = checkpoint_sizes(tmp_path, config, "auto", "cpu", "float32")
+    sizes = sizes_in(tmp_path, config)
     assert sizes == CheckpointSizes(
         num_weights=210 + 3 + 24 + 12 + 12 + 15 + 81, num_kept=0, kept_bytes=0, num_decoded=0, num_in_block=81,
         num_in_embedding=210, width=8 + 3 + 6 + 5 + (3 + 4 + 2), tokenizer_bytes=0, adapter_bytes=0,
@@ -263,7 +269,7 @@ def test_the_widest_sub_block_is_counted(tiny_checkpoint: Callable[..., Path], t
         {f"{experts}.{expert}.up.weight": torch.zeros(9, 4) for expert in range(3)},
     ):
         save_file(tensors, tmp_path / "model.safetensors")
-        alone = checkpoint_sizes(tmp_path, config, "auto", "cpu", "float32")
+        alone = sizes_in(tmp_path, config)
         assert alone is not None and alone.width == 2 * 9 + 4, list(tensors)
 
 
@@ -309,4 +315,4 @@ def test_the_plan_of_a_configuration_has_its_options(tiny_checkpoint: Callable[.
     assert (plan.num_live, plan.pool_bytes, plan.keeps, plan.drafts, plan.has_store) == (10, 7, False, False, True)
     plan = MemoryPlan.of(Config(draft_memory=9, max_batch_tokens=8), LAYOUT, model, folder, "cpu")
     assert (plan.drafts, plan.draft_bytes, plan.max_batch_tokens, plan.vocab_size) == (True, 9, 8, model.vocab_size)
-    assert (plan.sizes, plan.on_host) == (checkpoint_sizes(folder, model, "auto", "cpu", "float32"), True)
+    assert (plan.sizes, plan.on_host) == (sizes_in(folder, model), True)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from apcbatch import LLM, Engine
 from apcbatch.cli.program import main
 from apcbatch.config import Config
-from apcbatch.engine.memory import checkpoint_sizes
+from apcbatch.engine.checkpoint_sizes import checkpoint_sizes, weights_in
 from apcbatch.errors import ModelError
 from apcbatch.model import adapter as module
 from apcbatch.model.adapter import Adapter, about_weights, adapter_digest
@@ -274,7 +274,8 @@ def test_files_are_digested_once_and_counted(
     assert len(list(about_weights(folder, Config(adapter=str(adapter))))) == 1
     Engine(folder, adapter=adapter, pool_size_bytes=1 << 20).close()
     assert len(adapter_digest(adapter)) == 32 and len(digested) == 1
-    sizes = checkpoint_sizes(folder, load_model_config(folder), "auto", "cpu", "bfloat16", adapter)
+    config = load_model_config(folder)
+    sizes = checkpoint_sizes(folder, config, "auto", "cpu", "bfloat16", weights_in(folder, config), adapter)
     assert sizes is not None and sizes.adapter_bytes == sum(tensor.nbytes for tensor in tensors.values()) > 0
 
 
