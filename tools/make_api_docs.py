@@ -1,4 +1,5 @@
-"""Writes docs/reference/api.md from the docstrings of the Python surface; run it after every change of one.
+"""Writes docs/reference/api.md from the docstrings of the Python surface; run it after every change of one. What
+is above the first class is written by hand.
 
 A test compares the file with what this script would write, so that no argument and no method stays undocumented.
 """
@@ -18,7 +19,6 @@ from apcbatch.engine.counters import Counters
 from apcbatch.engine.parts import EngineOptions
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "api.md"
-HEAD = Path(__file__).with_name("api_docs_head.md")
 WIDTH = 100
 EXCEPTIONS = (
     errors.ApcbatchError,
@@ -31,7 +31,8 @@ EXCEPTIONS = (
 
 def document() -> str:
     """The whole page."""
-    parts = [HEAD.read_text(encoding="utf-8").rstrip()]
+    page = TARGET.read_text(encoding="utf-8")
+    parts = [page[: page.index("\n\n## LLM\n")]]
     for found in (
         apcbatch.LLM,
         apcbatch.Answer,

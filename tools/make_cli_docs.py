@@ -1,10 +1,12 @@
-"""Writes docs/reference/cli.md from the commands' own help; run it after every change of a command.
+"""Writes docs/reference/cli.md from the commands' own help; run it after every change of a command. What is above the
+first command is written by hand, but for the names of the variables.
 
 A test compares the file with what this script would write, so that no command and no flag stays undocumented.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import fill
@@ -17,8 +19,7 @@ from apcbatch.config import OPTIONS, env_name
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
 WIDTH = 80
 HEAD_WIDTH = 120
-
-HEAD = Path(__file__).with_name("cli_docs_head.md")
+VARIABLES = re.compile(r"^Variables: .*?\.$", re.DOTALL | re.MULTILINE)
 
 
 def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
@@ -31,9 +32,11 @@ def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Com
 
 def document() -> str:
     """The whole page."""
+    page = TARGET.read_text()
     variables = ", ".join(f"`{env_name(name)}`" for name in (*OPTIONS, "no_store"))
     wrapped = fill(f"Variables: {variables}.", HEAD_WIDTH, break_long_words=False, break_on_hyphens=False)
-    parts = [HEAD.read_text().replace("VARIABLES\n", f"{wrapped}\n")]
+    before, after = VARIABLES.split(page[: page.index("\n## apcbatch\n")])
+    parts = [f"{before}{wrapped}{after}"]
     for name, command in commands(cli, "apcbatch"):
         settings = {"help_option_names": ["-h", "--help"], **command.context_settings}
         context = click.Context(command, info_name=name, terminal_width=WIDTH, **settings)

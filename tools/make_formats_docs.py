@@ -1,5 +1,6 @@
 """Writes docs/reference/formats.md from the tables of fields, warnings and output keys; run it after every change of
-apcbatch/data/fields.py, apcbatch/answer.py, tools/output_keys.py or apcbatch/job/processes.py.
+apcbatch/data/fields.py, apcbatch/answer.py, tools/output_keys.py or apcbatch/job/processes.py. What is above the first
+table of fields is written by hand.
 
 A test compares the file with what this script would write, so that no field stays undocumented.
 """
@@ -20,7 +21,6 @@ sys.path.insert(0, str(ROOT))  # a script finds the files beside it alone
 from tools import output_keys  # noqa: E402
 
 TARGET = ROOT / "docs" / "reference" / "formats.md"
-HEAD = Path(__file__).with_name("formats_docs_head.md")
 SECTIONS: tuple[tuple[Kind, str, str], ...] = (
     ("content", "What a line and a body consist of", "what"),
     ("honoured", "Settings that are honoured", "what"),
@@ -61,7 +61,8 @@ NAMES = {
 
 def document() -> str:
     """The whole page."""
-    parts = [HEAD.read_text(encoding="utf-8").rstrip()]
+    page = TARGET.read_text(encoding="utf-8")
+    parts = [page[: page.index(f"\n\n## {SECTIONS[0][1]}\n")]]
     for kind, heading, what in SECTIONS:
         fields = [field for field in FIELDS if field.kind == kind and not is_inside(field)]
         parts += [f"## {heading}", "\n".join(table(fields, what))]

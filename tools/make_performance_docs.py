@@ -1,5 +1,5 @@
 """Writes the pages docs/performance*.md that are made from the documents of the benchmarks, and the picture of the
-first; it measures nothing.
+first; it measures nothing. What is above the machine or the device is written by hand.
 
     python tools/make_performance_docs.py [--results benchmarks/results] [--docs docs]
 
@@ -20,8 +20,7 @@ from typing import Any
 from performance import cuda, engine, gpus, others, picture, threads
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAD = Path(__file__).with_name("performance_head.md")
-CUDA_HEAD = Path(__file__).with_name("performance_cuda_head.md")
+PAGE, CUDA_PAGE = Path("reference") / "performance.md", Path("reference") / "performance-cuda-models.md"
 PICTURE = Path("images") / "performance.svg"
 
 
@@ -30,12 +29,18 @@ def read(path: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
+def head(page: Path, first: str) -> str:
+    """What is written by hand on a page, above a paragraph that begins with `first`."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return text[: text.index(f"\n\n{first}")]
+
+
 def page(results: Path) -> str:
     """The whole page."""
     measured = read(results / "engine.json")
     if measured is None:
         raise SystemExit(f"{results / 'engine.json'} is not there; run benchmarks/measure.py first")
-    parts = [HEAD.read_text(encoding="utf-8").rstrip(), *engine.sections(measured)]
+    parts = [head(PAGE, "Machine: "), *engine.sections(measured)]
     cores = read(results / "threads.json")
     if cores is not None:
         parts += threads.sections(cores)
@@ -54,7 +59,7 @@ def cuda_page(results: Path) -> str | None:
     measured, other, bars = (read(results / f"cuda_{name}.json") for name in ("models", "vllm", "bars"))
     if measured is None or other is None or bars is None:
         return None
-    parts = [CUDA_HEAD.read_text(encoding="utf-8").rstrip(), *cuda.sections(measured, other, bars)]
+    parts = [head(CUDA_PAGE, "Device: "), *cuda.sections(measured, other, bars)]
     several = read(results / "cuda_gpus.json")
     if several is not None:
         parts += gpus.sections(several)
@@ -68,13 +73,13 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=ROOT / "docs")
     options = parser.parse_args()
     text = page(options.results)
-    for folder in ("reference", Path(PICTURE).parent):
+    for folder in (PAGE.parent, PICTURE.parent):
         (options.docs / folder).mkdir(parents=True, exist_ok=True)
     picture.draw(read(options.results / "engine.json") or {}, options.docs / PICTURE)
-    (options.docs / "reference" / "performance.md").write_text(text, encoding="utf-8")
+    (options.docs / PAGE).write_text(text, encoding="utf-8")
     models = cuda_page(options.results)
     if models is not None:
-        (options.docs / "reference" / "performance-cuda-models.md").write_text(models, encoding="utf-8")
+        (options.docs / CUDA_PAGE).write_text(models, encoding="utf-8")
 
 
 if __name__ == "__main__":
