@@ -29,7 +29,7 @@ class Scripted:
         return ScriptedDrafter(prompt.tolist(), self.script)
 
     def add(self, tokens: np.ndarray, num_prompt: int, begin: int) -> None:
-        pass
+        assert 0 <= begin <= len(tokens) > num_prompt
 
 
 class ScriptedDrafter:

@@ -6,46 +6,29 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from apcbatch import Engine, Request
-from apcbatch.drafts.drafter import Draft
+from apcbatch.engine.drafting import MOST_DRAFTED
 from apcbatch.model.causal_lm import CausalLM
 from tests.effort import tries
-from tests.engine.opened import OpenedEngine
 from tests.engine.runs import by_id, tokens, told
+from tests.engine.scripted_drafts import Script, drafting
 from tests.engine.test_cuda_engine import MODELS
 from tests.tiny import FAMILIES, VOCAB
 
 
-class Oracle:
-    """Drafts from the known answers by prompt, wrong at random: `right` is the chance that a token is left right."""
+def oracle(answers: Mapping[tuple[int, ...], Sequence[Sequence[int]]], right: float) -> Script:
+    """Drafts from the known answers by prompt, wrong at random. right: the chance that a token is left right."""
 
-    def __init__(self, answers: Mapping[bytes, Sequence[Sequence[int]]], right: float) -> None:
-        self.answers, self.right, self.held_bytes = answers, right, 0
-
-    def begin(self, prompt, references, most_tokens):
-        return OracleDrafter(self.answers[np.asarray(prompt, np.int32).tobytes()], self.right)
-
-    def add(self, tokens, num_prompt, begin) -> None:
-        assert 0 <= begin <= len(tokens) > num_prompt
-
-
-class OracleDrafter:
-    def __init__(self, answers: Sequence[Sequence[int]], right: float) -> None:
-        self._answers, self._right, self._done = answers, right, []
-
-    def append(self, new) -> None:
-        self._done += np.asarray(new).tolist()
-
-    def propose(self, most: int) -> Draft | None:
-        known = [one for one in self._answers if list(one[: len(self._done)]) == self._done]
+    def draft(prompt: list[int], done: list[int]) -> Sequence[int]:
+        known = [one for one in answers[tuple(prompt)] if list(one[: len(done)]) == done]
         assert known, "the answer differs from that without drafts"
-        rest = random.choice(known)[len(self._done) :][: random.randint(1, most)]
-        drafted = [one if random.random() < self._right else random.randrange(VOCAB) for one in rest]
-        drafted += [random.randrange(VOCAB)] * random.randint(0, 2)  # past the end too
-        return Draft(drafted[:most], [0.99] * len(drafted[:most]), "lookup") if drafted[:most] else None
+        rest = random.choice(known)[len(done) :][: random.randint(1, MOST_DRAFTED)]
+        drafted = [one if random.random() < right else random.randrange(VOCAB) for one in rest]
+        return drafted + [random.randrange(VOCAB)] * random.randint(0, 2)  # past the end too
+
+    return draft
 
 
 def check_a_draw(folder: Path, runs_ahead: bool = False, **fixed: object) -> None:
@@ -82,12 +65,11 @@ def check_a_draw(folder: Path, runs_ahead: bool = False, **fixed: object) -> Non
     plain = Engine(folder, draft=(), **options)
     expected = by_id(plain.run(requests))
     right = random.choice([0.0, 0.5, 0.9, 1.0])
-    answers: dict[bytes, list[list[int]]] = {}
+    answers: dict[tuple[int, ...], list[list[int]]] = {}
     for one in requests:
-        key = np.asarray(one.token_ids, np.int32).tobytes()
-        answers.setdefault(key, []).extend(answer.token_ids for answer in expected[one.id].answers)
-    oracle = Oracle(answers, right)
-    engine = OpenedEngine(folder, runs_ahead=runs_ahead or None, drafts=oracle, **options)
+        own = [answer.token_ids for answer in expected[one.id].answers]
+        answers.setdefault(tuple(one.token_ids), []).extend(own)
+    engine = drafting(folder, oracle(answers, right), runs_ahead=runs_ahead or None, **options)
     found = by_id(engine.run(requests))
     for one in requests:
         assert told(found[one.id]) == told(expected[one.id]), (one, options)

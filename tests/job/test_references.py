@@ -504,9 +504,6 @@ class FromReferences:
                     return Draft(rest, [0.99] * len(rest), source)
             return None
 
-        def settle(self, draft: Draft, drafted: int, accepted: int) -> None:
-            pass
-
 
 @pytest.fixture
 def known_drafts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,15 +8,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.head_mixer import FusedHeadMixer
 from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, PreNorm
 from apcbatch.layout import value_lanes
 from benchmarks.bench.parts import recorded_parts
 from tests.effort import table
 from tests.kernels.heads import LIMITS
-from tests.kernels.mixers import assert_cuts_and_mates_change_no_bit, assert_equals_one_by_one, ops, run
-from tests.kernels.recurrent import DTYPES, one_thread, ragged
+from tests.kernels.mixers import (
+    assert_close_to_float64,
+    assert_cuts_and_mates_change_no_bit,
+    assert_equals_one_by_one,
+    ops,
+    run,
+)
+from tests.kernels.recurrent import DTYPES, ragged
 
 pytestmark = pytest.mark.pairwise
 
@@ -120,7 +125,7 @@ def test_equals_its_kernels_one_by_one(kind, size, dtype, isa, threads):
     """A stride, an address, a rounding or an order that is another than the single kernels': the outputs, the final
     states and the snapshots of a ragged batch differ in a bit, or another slot is touched."""
     mixer = MIXERS[kind](size, dtype)
-    assert_equals_one_by_one(mixer, size[0])
+    assert_equals_one_by_one(mixer)
 
 
 @pytest.mark.slow
@@ -128,19 +133,7 @@ def test_equals_its_kernels_one_by_one(kind, size, dtype, isa, threads):
 @table("size", SIZES)
 def test_close_to_float64(kind, size):
     """A fused step that is wrong in the same way as the single kernel that it calls."""
-    mixer = MIXERS[kind](size, torch.float32)
-    batch = ragged([40, 1], [-1, 1], [0, 1])
-    (sums, pending), (delta, conv) = torch.randn(2, 41, size[0]), mixer.arena(2)
-    plain = {name: weight.double() for name, weight in mixer.plain.items()}
-    wide = type(mixer).__new__(type(mixer))
-    wide.__dict__.update(vars(mixer), plain=plain, dtype=torch.float64)
-    vectors = {name: value for name, value in vars(mixer.weights).items() if isinstance(value, torch.Tensor)}
-    wide.weights = replace(mixer.weights, **{name: value.double() for name, value in vectors.items()})
-    states = sums.double(), pending.double(), delta.double(), conv.double()
-    with one_thread():
-        expected = wide.one_by_one(*states, batch, reference, plain)
-    y = run(mixer.fused(delta, conv), sums, pending, batch)
-    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+    assert_close_to_float64(MIXERS[kind](size, torch.float32), 1e-4)
 
 
 @pytest.mark.parametrize("kind", MIXERS)
@@ -148,7 +141,7 @@ def test_close_to_float64(kind, size):
 def test_cuts_and_batch_mates_change_no_bit(kind, dtype, threads):
     """A workspace that is shared between sequences, or read beyond a pass: a sequence cut into passes, beside others,
     gives other bits than in one pass alone."""
-    assert_cuts_and_mates_change_no_bit(MIXERS[kind](SIZES[2], dtype), SIZES[2][0])
+    assert_cuts_and_mates_change_no_bit(MIXERS[kind](SIZES[2], dtype))
 
 
 def test_refuses_what_does_not_fit():

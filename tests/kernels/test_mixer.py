@@ -7,13 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.mamba import FusedMamba
 from apcbatch.kernels.layer import MambaWeights, PreNorm
 from benchmarks.bench.parts import recorded_parts
 from tests.effort import table
-from tests.kernels.mixers import assert_cuts_and_mates_change_no_bit, assert_equals_one_by_one, ops, run
-from tests.kernels.recurrent import DTYPES, one_thread, ragged
+from tests.kernels.mixers import (
+    assert_close_to_float64,
+    assert_cuts_and_mates_change_no_bit,
+    assert_equals_one_by_one,
+    ops,
+    run,
+)
+from tests.kernels.recurrent import DTYPES, ragged
 
 pytestmark = pytest.mark.pairwise
 
@@ -78,31 +83,20 @@ def test_equals_its_ops_one_by_one(size, dtype, norms, isa):
     """A stride, an address or an order that is another than the single ops': the outputs, the final states and the
     snapshots of a ragged batch differ in a bit, or another slot is touched."""
     mixer = Mixer(size, dtype, norms, biases=norms != "plain")
-    assert_equals_one_by_one(mixer, size[0])
+    assert_equals_one_by_one(mixer)
 
 
 @table("norms", NORMS)
 def test_close_to_float64(norms):
     """A fused step that is wrong in the same way as the single op that it calls."""
-    mixer = Mixer(SIZES[0], torch.float32, norms, biases=True)
-    batch = ragged([40, 1], [-1, 1], [0, 1])
-    (sums, delta), (ssm, conv) = torch.randn(2, 41, SIZES[0][0]), mixer.arena(2)
-    plain = {name: weight.double() for name, weight in mixer.plain.items()}
-    wide = Mixer.__new__(Mixer)
-    wide.size, wide.plain, wide.norm, wide.dtype = mixer.size, plain, mixer.norm, torch.float64
-    names = ("in_bias", "out_bias", "conv_weight", "conv_bias", "A", "D", "dt_bias")
-    wide.weights = replace(mixer.weights, **{name: getattr(mixer.weights, name).double() for name in names})
-    with one_thread():
-        expected = wide.one_by_one(sums.double(), delta.double(), ssm.double(), conv.double(), batch, reference, plain)
-    y = run(mixer.fused(ssm, conv), sums, delta, batch)
-    torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=1e-3)
+    assert_close_to_float64(Mixer(SIZES[0], torch.float32, norms, biases=True), 1e-3)
 
 
 @table("dtype", DTYPES)
 def test_cuts_and_batch_mates_change_no_bit(dtype, threads):
     """A workspace that is shared between sequences, or read beyond a pass: a sequence cut into passes, beside others,
     gives other bits than in one pass alone."""
-    assert_cuts_and_mates_change_no_bit(Mixer(SIZES[2], dtype, "weighted", biases=True), SIZES[2][0])
+    assert_cuts_and_mates_change_no_bit(Mixer(SIZES[2], dtype, "weighted", biases=True))
 
 
 def test_refuses_what_does_not_fit():
