@@ -23,6 +23,7 @@ from typing import Any
 
 from bench.datasets import requests_in
 from bench.machine import describe
+from growing import write
 from peer_engines.llama_server import serving
 
 from apcbatch.config import Config
@@ -142,8 +143,7 @@ def main() -> None:
         "max_tokens": options.max_tokens,
         "runs": compare(options),
     }
-    if options.out:
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(document, options.out)
     print(json.dumps(document))
 
 

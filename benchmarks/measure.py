@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from growing import write
+
 SHAPES = ("mamba-130m", "jamba-small")
 DTYPES = ("float32", "bfloat16")
 
@@ -68,9 +70,7 @@ def main() -> None:
             print(f"{shape}, {dtype}", flush=True)
             document["measured"].append(bench(options, shape, dtype))
             document["seconds"] = time.perf_counter() - begin
-            if options.out:
-                options.out.parent.mkdir(parents=True, exist_ok=True)
-                options.out.write_text(json.dumps(document, indent=1) + "\n")
+            write(document, options.out)
     print(json.dumps(document))
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import describe
+from growing import write
 from peer_engines.process import Engine
 from peer_engines.protocol import tokens_of
 
@@ -131,8 +132,7 @@ def main() -> None:
     for shape in options.shape or ["mamba-130m", "jamba-small"]:
         for dtype in options.dtype or list(GGUF_NAMES):
             document["comparisons"].append(compare(options, shape, dtype))
-            if options.out:
-                options.out.write_text(json.dumps(document, indent=1) + "\n")
+            write(document, options.out)
     print(json.dumps(document))
 
 

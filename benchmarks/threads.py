@@ -22,6 +22,7 @@ import torch
 from bench.machine import describe, limits
 from bench.parts import recorded_parts
 from bench.server import Server
+from growing import write
 from safetensors import safe_open
 
 from apcbatch.engine.engine import Engine
@@ -112,8 +113,7 @@ def main() -> None:
                 print(f"{shape} {dtype}, {threads} threads, {one['pass']}: {one['tokens_per_s']:.1f}", flush=True)
         if options.before:
             document = with_before(document, json.loads(options.before.read_text()), options.change)
-        if options.out:
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
+        write(document, options.out)
     print(json.dumps(document))
 
 

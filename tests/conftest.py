@@ -157,6 +157,18 @@ def _why_no_cuda() -> str | None:
 
 
 @pytest.fixture
+def memory():
+    """The file system behind memory://, empty."""
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    yield system
+    system.store.clear()
+
+
+@pytest.fixture
 def one_thread():
     """For passes of a few tokens: more threads would only wait for each other."""
     import torch

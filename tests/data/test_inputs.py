@@ -227,18 +227,6 @@ def test_a_table_on_stdin_is_a_sentence(folder: Path) -> None:
     writer.join()
 
 
-@pytest.fixture
-def memory() -> Any:
-    """The file system behind memory://, empty."""
-    import fsspec
-
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-    yield system
-    system.store.clear()
-
-
 def test_addresses_are_inputs(folder: Path, memory: Any) -> None:
     """Catches a file, a folder or a pattern behind an address that is taken for a path."""
     import pyarrow

@@ -8,7 +8,6 @@ import os
 import shlex
 import sys
 
-import fsspec
 import pytest
 
 from tests.chats import conversation, read_records, write_lines
@@ -17,16 +16,6 @@ from tests.job.fakes import FakeEngine
 
 RUN = ("run", "in.jsonl", "--max-tokens", 2, "--progress", "none", "-q")
 OUT = "memory://bucket/out.jsonl"
-
-
-@pytest.fixture
-def memory():
-    """The file system behind memory://, empty."""
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-    yield system
-    system.store.clear()
 
 
 @pytest.fixture

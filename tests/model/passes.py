@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from apcbatch.kernels.backend import Backend
 from apcbatch.layout import PAGE_TOKENS
+from apcbatch.model import families
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.devices import backend_for
 from apcbatch.model.families import family_of, load_model_config, state_layout
+from apcbatch.model.family import Family
 from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.sub_blocks import SubBlock
 from tests.kernels.recurrent import ragged, same_bits
 from tests.tiny import VOCAB
 
@@ -104,3 +108,31 @@ class Loaded:
         """Make every slot and page what it was."""
         for role, part in self.states.items():
             part.copy_(states[role])
+
+
+def arranged(
+    monkeypatch: pytest.MonkeyPatch,
+    layers: Sequence[tuple[SubBlock, ...]],
+    hidden: int,
+    dtype: torch.dtype,
+    tensors: Any,
+    backend: Backend | None,
+) -> Loaded:
+    """A model of a family that has these sub-blocks in each layer."""
+    family = Family(
+        model_type="arranged",
+        architectures=("ArrangedForCausalLM",),
+        read=lambda reader, name: config,
+        embedding="embeddings",
+        layers="layers",
+        final_norm="norm_f",
+    )
+    mixers = tuple(map(str, range(len(layers))))
+    config = ModelConfig(
+        family="arranged", vocab_size=VOCAB, hidden_size=hidden, mixers=mixers, feed_forwards=("none",) * len(layers),
+        blocks=dict(zip(mixers, layers, strict=True)), norm_eps=1e-6, tie_word_embeddings=True,
+    )  # fmt: skip
+    monkeypatch.setattr(families, "families", lambda: (family,))
+    loaded = Loaded(Path(), dtype, config, tensors, backend)
+    loaded.config, loaded.taken = config, tensors.taken
+    return loaded

@@ -7,7 +7,6 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,13 @@ from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import AttentionWeights, PreNorm, QueryKeyNorms, rotary_steps
 from apcbatch.kernels.processor import set_isa
 from apcbatch.layout import PAGE_TOKENS
-from apcbatch.model import families
 from apcbatch.model.attention import Attention
 from apcbatch.model.batch import Batch
-from apcbatch.model.family import Family
-from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.rotary import Rotary
 from apcbatch.model.sub_blocks import SubBlock
 from tests.effort import tries
 from tests.kernels.recurrent import ragged, same_bits
-from tests.model.passes import PASSES, Loaded
+from tests.model.passes import PASSES, Loaded, arranged
 from tests.tiny import VOCAB
 
 pytestmark = pytest.mark.pairwise
@@ -81,24 +77,11 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
         backend: CpuBackend | None = None,
     ) -> Loaded:
         hidden, heads, kv_heads, head_dim, rotary_dim = SIZES[sizes] if isinstance(sizes, str) else sizes
-        family = Family(
-            model_type="gated",
-            architectures=("GatedForCausalLM",),
-            read=lambda reader, name: config,
-            embedding="embeddings",
-            layers="layers",
-            final_norm="norm_f",
-        )
         rotary = None if form == "plain" else Rotary(rotary_dim, THETA)
         kind = Attention(heads, kv_heads, head_dim, rotary, **FORMS[form])
-        config = ModelConfig(
-            family="gated", vocab_size=VOCAB, hidden_size=hidden, mixers=("attention",), feed_forwards=("none",),
-            blocks={"attention": (SubBlock("norm", "self_attn", kind),)}, norm_eps=1e-6, tie_word_embeddings=True,
-        )  # fmt: skip
-        monkeypatch.setattr(families, "families", lambda: (family,))
-        tensors = NamedTensors()
-        loaded = Loaded(Path(), dtype, config, tensors, backend)
-        loaded.config, loaded.kind, loaded.taken = config, kind, tensors.taken
+        layers = [(SubBlock("norm", "self_attn", kind),)]
+        loaded = arranged(monkeypatch, layers, hidden, dtype, NamedTensors(), backend)
+        loaded.kind = kind
         return loaded
 
     return make

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,19 +14,15 @@ import torch
 from apcbatch.kernels.backend import NOT_FUSED, KindOnDevice
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import Residual
-from apcbatch.model import families
 from apcbatch.model.attention import Attention
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.delta_net import DeltaNet
-from apcbatch.model.family import Family
 from apcbatch.model.feed_forward import Mixture, Mlp
-from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.mamba import Mamba
 from apcbatch.model.short_conv import ShortConv
 from apcbatch.model.sub_blocks import SubBlock
 from tests.kernels.recurrent import ragged, same_bits
-from tests.model.passes import PASSES, Loaded
-from tests.tiny import VOCAB
+from tests.model.passes import PASSES, Loaded, arranged
 
 pytestmark = pytest.mark.pairwise
 
@@ -90,24 +85,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     def make(
         layers: list[tuple[SubBlock, ...]], dtype: torch.dtype = torch.float32, backend: CpuBackend | None = None
     ) -> Loaded:
-        family = Family(
-            model_type="arranged",
-            architectures=("ArrangedForCausalLM",),
-            read=lambda reader, name: config,
-            embedding="embeddings",
-            layers="layers",
-            final_norm="norm_f",
-        )
-        mixers = tuple(map(str, range(len(layers))))
-        config = ModelConfig(
-            family="arranged", vocab_size=VOCAB, hidden_size=40, mixers=mixers, feed_forwards=("none",) * len(layers),
-            blocks=dict(zip(mixers, layers, strict=True)), norm_eps=1e-6, tie_word_embeddings=True,
-        )  # fmt: skip
-        monkeypatch.setattr(families, "families", lambda: (family,))
-        tensors = RandomTensors()
-        loaded = Loaded(Path(), dtype, config, tensors, backend)
-        loaded.config, loaded.taken = config, tensors.taken
-        return loaded
+        return arranged(monkeypatch, layers, 40, dtype, RandomTensors(), backend)
 
     return make
 
