@@ -25,6 +25,7 @@ from apcbatch.layout import KV, SSM, StateLayout
 from apcbatch.model import devices
 from apcbatch.model.families import load_model_config
 from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.weight_files import WeightFiles
 from tests.effort import table
 from tests.engine.opened import OpenedEngine
 from tests.model.quantized import quantised
@@ -316,3 +317,14 @@ def test_the_plan_of_a_configuration_has_its_options(tiny_checkpoint: Callable[.
     plan = MemoryPlan.of(Config(draft_memory=9, max_batch_tokens=8), LAYOUT, model, folder, "cpu")
     assert (plan.drafts, plan.draft_bytes, plan.max_batch_tokens, plan.vocab_size) == (True, 9, 8, model.vocab_size)
     assert (plan.sizes, plan.on_host) == (sizes_in(folder, model), True)
+
+
+def test_weights_that_are_not_there_are_looked_for_once(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: each of the sizes reads the headers of a damaged checkpoint again."""
+    model, opened = load_model_config(tiny_checkpoint("jamba")), list[Path]()
+    watched = "apcbatch.engine.checkpoint_sizes.WeightFiles"
+    monkeypatch.setattr(watched, lambda folder: opened.append(folder) or WeightFiles(folder))
+    plan = MemoryPlan.of(Config(), LAYOUT, model, tmp_path, "cpu")
+    assert (plan.sizes, plan.smaller(), opened) == (None, {}, [tmp_path])
