@@ -1,14 +1,14 @@
 // Causal attention over a paged KV cache on tensor cores: see paged_attention.cu for the definition.
 //
 // A warp computes 16 (query, head) rows that share a kv head; a block has one warp or several. On Hopper four
-// warps multiply together as a warpgroup, with the same bits. Pages of 64 keys are processed in
-// ascending order. Shared memory has two stages: the next page is copied while this one is multiplied.
+// warps multiply together as a warpgroup, with the same bits. Pages of 64 keys are processed in ascending
+// order. Shared memory has two stages: the next page is copied while this one is multiplied.
 //
-// A page's scores are one chain of products over head_dim. Its weights are rounded to bfloat16 and
-// summed in a fixed order. The weighted values are accumulated in one chain over the keys. Keys that a row
-// does not see have weight 0, which changes no bit. The chain restarts every kSplitTokens keys, and the parts
-// are joined as in attention_part.cuh. So a query's bits depend on its absolute position and on the keys up
-// to it, not on its tile.
+// A page's scores are one chain of products over head_dim. Its weights are rounded to bfloat16 and summed in
+// a fixed order. The weighted values are accumulated in one chain over the keys. Keys that a row does not see
+// have weight 0, which changes no bit unless a value is infinite or NaN. The chain restarts every
+// kSplitTokens keys, and the parts are joined as in attention_part.cuh. So a query's bits depend on its
+// absolute position and on the keys up to it, not on its tile.
 #include "async_copy.cuh"
 #include "attention_part.cuh"
 #include "attention_tiles.h"

@@ -1,7 +1,7 @@
-"""A mixer's in_proj and convolution, and the step of a Mamba mixer, in decode passes of few sequences on a CUDA device.
+"""Run a mixer's in_proj with its convolution, and a Mamba mixer's dt_proj with the step of its states, in one launch
+each: for decode passes of few sequences on a CUDA device.
 
-One launch runs in_proj and the convolution; another launch runs dt_proj and one step of the states. Invariant: the bits
-equal those of the product and the op run separately.
+Invariant: the bits equal those of the product and the op run separately.
 """
 
 from __future__ import annotations
