@@ -359,16 +359,19 @@ def test_calls_that_fail_when_made_again_begin_the_episode_anew(live, tmp_path, 
     assert done.code == 0 and untimed(found) == whole
 
 
-def stop_at(number, patch):
-    """Raise SIGINT at the answer of a number; return the list that gets all answers."""
+def stop_at(number, patch, turn=""):
+    """Raise SIGINT at the answer of a number, of those whose ids end so; return the list that gets all answers."""
     step, answered = FakeEngine.step, []
 
     def stopping(self):
-        results = step(self)
-        if len(answered) < number <= len(answered) + len(results):
-            signal.raise_signal(signal.SIGINT)
+        before, results = num_counted(), step(self)
         answered.extend(results)
+        if before < number <= num_counted():
+            signal.raise_signal(signal.SIGINT)
         return results
+
+    def num_counted():
+        return sum(one.tag.ticket.custom_id.endswith(turn) for one in answered)
 
     patch.setattr(FakeEngine, "step", stopping)
     return answered
@@ -392,7 +395,7 @@ def test_answers_that_are_there_at_a_signal_are_written(live, monkeypatch, at):
 def test_a_stopped_run_ends_while_episodes_wait_for_workers(live, tmp_path, monkeypatch):
     """Fault: an episode that waits for the engine, which has stopped, keeps the worker that another one waits for."""
     write_lines(tmp_path / "in.jsonl", [line(f"e{number}", kind="first") for number in range(8)])
-    stop_at(8, monkeypatch)
+    stop_at(8, monkeypatch, "#1")
     done, found = live("--tool-workers", 1)
     assert done.code == 130 and (tmp_path / "dead").exists()
     assert found.keys() >= {f"e{number}#1" for number in range(8)}
