@@ -108,11 +108,12 @@ class LiveFeeder(Feeder):
     def drain(self) -> Iterator[None]:
         """Wait for the tools of the answers that are there; yield after each reply. No further turn begins, so the
         workers of the other episodes are free for those that wait for one."""
-        while any(episode.is_answered for episode in self._open.values()):
-            for key, episode in self._open.items():
-                if not episode.is_answered:
-                    self._workers.drop(key)
-            self._take_replies(WAIT_S)
+        while answered := {key: episode for key, episode in self._open.items() if episode.is_answered}:
+            for key in self._open.keys() - answered.keys():
+                self._workers.drop(key)
+            for reply in self._workers.poll(WAIT_S):
+                if reply.key in answered:
+                    self._advance(answered[reply.key], reply)
             yield
 
     def follow_up(self, result: Result) -> list[Work]:

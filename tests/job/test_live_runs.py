@@ -72,6 +72,7 @@ class Adder(Tools):
             case "gil": ctypes.PyDLL(None).sleep(100)
             case "exit": os._exit(3)
             case "leave": sys.exit(4)
+            case "late": time.sleep(0.9)
             case "first" if not os.path.exists("dead"):
                 time.sleep(0.5)
                 open("dead", "w")
@@ -399,6 +400,21 @@ def test_a_stopped_run_ends_while_episodes_wait_for_workers(live, tmp_path, monk
     done, found = live("--tool-workers", 1)
     assert done.code == 130 and (tmp_path / "dead").exists()
     assert found.keys() >= {f"e{number}#1" for number in range(8)}
+
+
+@pytest.mark.slow
+def test_a_stopped_run_makes_no_episode_again(live, tmp_path, monkeypatch):
+    """Fault: while the tools of an answer are waited for, the factories of other episodes are called again and
+    again."""
+    lines, log = [line("e0", kind="wait"), line("e1", kind="late")], tmp_path / "out.jsonl.tools.log"
+    write_lines(tmp_path / "in.jsonl", lines[:1])
+    live()
+    cut(tmp_path / "out.jsonl", 1)
+    log.unlink()
+    write_lines(tmp_path / "in.jsonl", lines)
+    stop_at(1, monkeypatch)
+    done, _ = live("--resume", "--tool-workers", 1)
+    assert done.code == 130 and log.read_text().count("made e0") == 1
 
 
 @pytest.mark.slow
