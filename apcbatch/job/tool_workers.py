@@ -220,7 +220,8 @@ class ToolWorkers:
         end = time.monotonic() + seconds
         while True:
             while self._queue and sum(worker.is_own for worker in self._workers) < self._config.tool_workers:
-                self._make(*self._queue.popleft(), lambda: self._start(True))
+                if (one := self._queue.popleft())[0] in self._alone:  # it was not dropped
+                    self._make(*one, lambda: self._start(True))
             poll = select.poll()
             for worker in self._workers:
                 poll.register(worker.socket, select.POLLIN | select.POLLOUT * bool(worker.unsent))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -440,6 +441,49 @@ def test_replies_that_waited_for_the_run_are_not_late(live, tmp_path, monkeypatc
             while len(found) < len(keys):
                 found += workers.poll(0.0)
             assert {reply.error for reply in found} == {None}
+
+
+@pytest.fixture
+def one_worker(live, tmp_path, monkeypatch):
+    """Makes tool workers, of which one has the episodes 1, 2, .. of a factory and of these kinds."""
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+
+        def begin(factory, kinds, **options):
+            config = Config(tools=f"live_tools:{factory}", tool_workers=1, **options)
+            workers = stack.enter_context(opened_workers(config, str(tmp_path / "log"), lambda sentence: None))
+            for key, kind in enumerate(kinds, start=1):
+                workers.ask(key, "make", {"id": f"e{key}", "kind": kind}, 0)
+            assert {reply.error for reply in replies(workers, len(kinds))} == {None}
+            return workers
+
+        yield begin
+
+
+def replies(workers, number):
+    """So many replies; each must come in 10 s."""
+    found = []
+    while len(found) < number:
+        found += (more := workers.poll(10))
+        assert more, found
+    return found
+
+
+def call(workers, *keys):
+    for key in keys:
+        workers.ask(key, "call", [("add", {"n": 1})])
+
+
+def test_a_dropped_episode_gets_no_worker(one_worker):
+    """Fault: after Ctrl-C, each episode that nothing waits for has a worker started before those that are waited
+    for."""
+    workers = one_worker("Adder", ("exit", "hang"))
+    call(workers, 2, 1)
+    assert all(reply.is_lost for reply in replies(workers, 2))
+    for key in (1, 2):
+        workers.ask(key, "make", {"id": "again"}, 0)
+    workers.drop(1)
+    assert [reply.key for reply in replies(workers, 1)] == [2]
 
 
 @pytest.mark.slow
