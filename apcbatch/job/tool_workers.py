@@ -306,7 +306,8 @@ class ToolWorkers:
         how = worker.end()
         for key in worker.episodes:
             self._places.pop(key, None)
-        asked, is_alone = worker.asked.values(), len(worker.episodes) <= 1
+        asked = worker.asked.values()
+        is_alone = len(worker.episodes.union(one.key for one in asked)) <= 1  # those that were dropped count
         for one in asked:
             error = one.error or f"{one.what} ended its worker process {how}"
             self._ready.append(Reply(one.key, error=error) if is_alone else Reply(one.key, is_lost=True))

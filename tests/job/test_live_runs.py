@@ -486,6 +486,14 @@ def test_a_dropped_episode_gets_no_worker(one_worker):
     assert [reply.key for reply in replies(workers, 1)] == [2]
 
 
+def test_an_episode_is_not_blamed_for_one_that_was_dropped(one_worker):
+    """Fault: after Ctrl-C, an answered episode gets the error of one that is made again beside it."""
+    workers = one_worker("Adder", ("exit", "hang"))
+    call(workers, 1, 2)
+    workers.drop(1)
+    assert {reply.key: reply.is_lost for reply in replies(workers, 2)} == {1: True, 2: True}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("factory", ["Adder", "Threaded"])
 def test_threads_that_hang_do_not_pile_up(live, tmp_path, monkeypatch, factory):
