@@ -37,6 +37,7 @@ def json_line(value: dict[str, Any]) -> bytes:
 def main(run_number: int, memory: int, timeout: float) -> None:
     """Answer the requests of a socket until the run ends. run_number: its descriptor. memory: limit of the address
     space in bytes; 0 for none. timeout: of EpisodeCode. The first request names the factory."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # KeyboardInterrupt would end this thread alone
     _end_with(run_number)
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

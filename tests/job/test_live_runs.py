@@ -143,6 +143,7 @@ class Threaded(Adder):
 
     async def call(self, name, arguments):
         import asyncio
+        if self.kind == "interrupt": os.kill(os.getpid(), 2)
         await asyncio.to_thread(time.sleep, 100 * (self.kind == "hang"))
         return "fine"
 
@@ -492,6 +493,13 @@ def test_an_episode_is_not_blamed_for_one_that_was_dropped(one_worker):
     call(workers, 1, 2)
     workers.drop(1)
     assert {reply.key: reply.is_lost for reply in replies(workers, 2)} == {1: True, 2: True}
+
+
+def test_an_interrupted_worker_ends_at_once(one_worker):
+    """Fault: its main thread ends and waits for the threads of coroutines, so that all of its episodes hang."""
+    workers = one_worker("Threaded", ("interrupt", "hang"))
+    call(workers, 2, 1)
+    assert all(reply.is_lost for reply in replies(workers, 2))
 
 
 @pytest.mark.slow
