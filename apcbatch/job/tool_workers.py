@@ -36,6 +36,7 @@ MOST_REPLY_BYTES = 1 << 30
 START_SECONDS = 30.0  # that a worker may take to import the code, besides the time limit
 GRACE_SECONDS = 0.5  # after its time limit, in which code says itself that it took too long
 DROP_SECONDS = 5.0  # in which a worker must confirm that an episode was dropped
+KILL_SECONDS = 1.0  # in which a killed worker ends, unless the system holds it, as on a file server that is gone
 MOST_OPEN = 1 << 12  # episodes
 MOST_LATE = 64  # replies of a worker that takes more episodes
 MOST_IDLE_LOSSES = 8  # of workers that end while none of their code is called
@@ -130,7 +131,10 @@ class _Worker:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self.socket.close()
-        status = self._process.wait()
+        try:
+            status = self._process.wait(KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"by signal {signal.SIGKILL:d}, which has no effect yet"
         return f"by signal {-status}" if status < 0 else f"with exit status {status}"
 
 

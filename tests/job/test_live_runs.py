@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -500,6 +501,21 @@ def test_an_interrupted_worker_ends_at_once(one_worker):
     workers = one_worker("Threaded", ("interrupt", "hang"))
     call(workers, 2, 1)
     assert all(reply.is_lost for reply in replies(workers, 2))
+
+
+def test_a_worker_that_outlives_its_kill_holds_nothing_up(one_worker, monkeypatch):
+    """Fault: a process that the system cannot end, as it waits for a dead file server, stops the run for ever."""
+
+    def wait(process, timeout=None):
+        assert timeout is not None, "waits without a bound"
+        raise subprocess.TimeoutExpired("", timeout)
+
+    workers = one_worker("Adder", ("exit",))
+    call(workers, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "wait", wait)
+        [reply] = replies(workers, 1)
+    assert reply.error == "call('add') ended its worker process by signal 9, which has no effect yet"
 
 
 @pytest.mark.slow
