@@ -61,20 +61,23 @@ class Reply:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request without a reply. what: clause that names its code. limit: seconds. deadline: monotonic time. error: the
-    sentence, once it has taken too long and the worker was asked to drop its episode."""
+    """A request without a reply. what: clause that names its code. limit: seconds. deadline: monotonic time. end: bytes
+    queued for the worker up to its end. error: the sentence, once it has taken too long and the worker was asked to
+    drop its episode."""
 
     key: int
     what: str
     limit: float
     deadline: float
+    end: int = 0
     error: str | None = None
 
 
 class _Worker:
     """A running worker. socket: requests and replies. asked: op -> request without a reply. episodes: keys of its
-    episodes. num_late: requests that took too long, each perhaps with a thread that still runs. is_own: it has one
-    episode alone. is_loaded: it has imported the code."""
+    episodes. num_late: requests that took too long, each perhaps with a thread that still runs. unsent: bytes of
+    requests. num_queued: those, and all that are sent. is_own: it has one episode alone. is_loaded: it has imported the
+    code."""
 
     def __init__(self, config: Config, log: int, is_own: bool) -> None:
         self.socket, theirs = socket.socketpair()
@@ -98,19 +101,27 @@ class _Worker:
         self.episodes: set[int] = set()
         self.num_late = 0
         self.is_own, self.is_loaded, self.is_broken, self.is_heard = is_own, False, False, False
-        self.unsent, self._read = bytearray(), bytearray()
+        self.unsent, self._read, self.num_queued = bytearray(), bytearray(), 0
         self.send(0, -1, "load", config.tools)
 
     def send(self, op: int, key: int, do: str, *values: Any) -> None:
         """Queue a request, and write what the socket takes."""
-        self.unsent += json_line({"op": op, "key": key, "do": do, "values": values})
+        line = json_line({"op": op, "key": key, "do": do, "values": values})
+        self.unsent += line
+        self.num_queued += len(line)
         self.write()
 
     def write(self) -> None:
-        """Write what the socket takes. A worker that is gone is found by `replies`."""
+        """Write what the socket takes. A worker that is gone is found by `replies`. The time of a request whose last
+        byte was not written before begins again, as this run may have been busy since."""
+        before = self.num_queued - len(self.unsent)
         with suppress(BlockingIOError, ConnectionError):
             while self.unsent:
                 del self.unsent[: self.socket.send(self.unsent)]
+        now = time.monotonic()
+        for one in self.asked.values() if before < self.num_queued - len(self.unsent) else ():
+            if before < one.end:
+                one.deadline = max(one.deadline, now + one.limit)
 
     def replies(self, looks: bool) -> list[dict[str, Any]]:
         """Return the replies that are there. Sets is_heard if bytes came, perhaps with more behind them, and
@@ -274,6 +285,7 @@ class ToolWorkers:
         deadline = time.monotonic() + limit + START_SECONDS * (not worker.is_loaded)
         worker.asked[op] = _Asked(key, " or ".join(dict.fromkeys(calls)), limit, deadline)
         worker.send(op, key, do, *values)
+        worker.asked[op].end = worker.num_queued
 
     def _take(self, worker: _Worker, looks: bool) -> None:
         """Take the replies of a worker. looks: end what has taken too long, too, unless its reply may be behind the

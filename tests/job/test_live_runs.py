@@ -518,6 +518,14 @@ def test_a_worker_that_outlives_its_kill_holds_nothing_up(one_worker, monkeypatc
     assert reply.error == "call('add') ended its worker process by signal 9, which has no effect yet"
 
 
+def test_a_request_that_waits_to_be_read_is_not_late(one_worker, monkeypatch):
+    """Fault: a request that fills the socket is taken for one that took too long if the run is busy for a while."""
+    workers = one_worker("Adder", (None,))
+    workers.ask(1, "score", [{"content": "x" * 1_000_000}])
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 100)
+    assert [reply.error for reply in replies(workers, 1)] == [None]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("factory", ["Adder", "Threaded"])
 def test_threads_that_hang_do_not_pile_up(live, tmp_path, monkeypatch, factory):
