@@ -19,7 +19,15 @@ from apcbatch.cli.report import report
 from apcbatch.cli.run import run
 from apcbatch.cli.show import show
 from apcbatch.cli.store import store
-from apcbatch.cli.streams import Invocation, check_arguments, flush_output, kept_signals, say, take_standard_descriptors
+from apcbatch.cli.streams import (
+    Invocation,
+    check_arguments,
+    escape_unencodable,
+    flush_output,
+    kept_signals,
+    say,
+    take_standard_descriptors,
+)
 from apcbatch.cli.tune import tune_block_size
 from apcbatch.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, EXIT_USAGE, ApcbatchError
 from apcbatch.job.signals import Interrupted
@@ -59,6 +67,7 @@ for command in (run, merge, show, plan, tune_block_size, report, store, doctor, 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; the process's own arguments by default."""
     take_standard_descriptors()
+    escape_unencodable()
     settle_allocator()
     invocation = Invocation()
     with kept_signals():

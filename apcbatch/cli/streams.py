@@ -5,6 +5,7 @@ Invariant: output to a closed or full stream is lost. It never corrupts another 
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -31,6 +32,12 @@ def take_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def escape_unencodable() -> None:
+    """Make standard output print a character that its encoding lacks as an escape, as standard error does."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def check_arguments(arguments: Sequence[str]) -> None:

@@ -58,6 +58,20 @@ def test_a_stream_that_takes_nothing_ends_in_a_sentence(tmp_path, command, code,
         assert len(lines) == 40 and all(line.startswith('{"id":"apc-') for line in lines)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"PYTHONIOENCODING=ascii {RUN} -o out.jsonl",
+        f"PYTHONIOENCODING=latin-1 {sys.executable} -m apcbatch show in.jsonl",
+    ],
+)
+def test_a_stream_without_a_character_shows_its_escape(tmp_path, command):
+    """Fault: an id that the encoding of standard output lacks ends the command with an internal error."""
+    (tmp_path / "in.jsonl").write_text('{"id": "東", "messages": [{"role": "user", "content": "Hi"}]}\n', "utf-8")
+    code, printed, said = in_bash(command, tmp_path)
+    assert code == 0 and "\\u6771#1" in printed + said
+
+
 PROGRAM = """
 import atexit, os, signal, sys
 from apcbatch.cli import main
