@@ -70,6 +70,7 @@ class Feeder:
         self._config, self._renderer, self._answers = config, renderer, answers
         self._keeps_answers, self._references, self._shard = keeps_answers, references, shard
         self._used_ids, self._equal_lines = UsedIds(), EqualLines()
+        self._lines_here = 0  # lines of this shard, those that are error records too: the requests of --turns last
         self.ignored_columns: Counter[str] = Counter()
         self._next_number: int | None = None  # of a new request, once numbers are no longer positions
         self.num_lines = 0
@@ -80,8 +81,8 @@ class Feeder:
         return self.num_requests - self.num_skipped if self.exhausted else None
 
     def opening(self) -> str:
-        turns, lines, requests = self._config.turns, self.num_conversations, self.num_requests - self.num_elsewhere
-        words = f"{counted(lines, 'conversation')}, {counted(requests, 'request')}"
+        turns, lines, requests = self._config.turns, self._lines_here, self.num_requests - self.num_elsewhere
+        words = f"{counted(self.num_conversations, 'conversation')}, {counted(requests, 'request')}"
         words += " so far" * (not self.exhausted)
         if self._shard is not None:
             words += f" in shard {self._config.shard}"
@@ -155,7 +156,9 @@ class Feeder:
             if self._shard.take(record.line) != self._shard.index:
                 self.num_elsewhere += num_requests
                 self.num_skipped += num_requests
-                work = [None]
+                yield None
+                return
+        self._lines_here += 1
         yield from work
 
     def _turns_of(

@@ -275,6 +275,19 @@ def test_a_run_opens_with_what_it_is_asked(apcbatch: Any, options: tuple[str, ..
 @table(
     "lines, sentence",
     [
+        ([conversation(1, 1), {}], "1 conversation, 2 requests\n"),
+        ([conversation(1, 2), {}], "1 conversation, 3 requests: each recorded turn; --turns last asks for 2\n"),
+    ],
+)
+def test_a_run_opens_with_the_error_records_that_last_has_too(apcbatch: Any, lines: Any, sentence: str) -> None:
+    """Fault: where a line cannot be read, `--turns last` is said to ask for fewer requests than it does."""
+    write_lines(Path("chats.jsonl"), lines)
+    assert sentence in apcbatch("run", "chats.jsonl", "-o", "out.jsonl", "--overwrite").stderr
+
+
+@table(
+    "lines, sentence",
+    [
         ([(3,), (4,)], "what was read"),
         ([(3,), (9, 3, 4), (3, 4)], "what was read; 3 repeat the prompt of another request"),
     ],
