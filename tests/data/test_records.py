@@ -104,6 +104,13 @@ def test_what_is_not_json_is_told_with_the_column(data: bytes) -> None:
     assert re.match(r"not valid JSON: .* at column [1-9]", parsed.error.message)
 
 
+def test_a_byte_that_is_not_utf_8_is_told_with_its_column() -> None:
+    """Fault: the message is about a surrogate at column 1, and neither is in the line."""
+    parsed = parse_line('{"messages": "é'.encode() + b'\xff"}', 4)
+    assert isinstance(parsed, BadLine)
+    assert parsed.error.message == "not valid JSON: expected UTF-8, and not the byte 0xff at column 16"
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),

@@ -36,7 +36,7 @@ def parse_line(data: bytes, line: int, options: LineOptions = ANY_LINE) -> Conve
     try:
         record = read_json(data)
     except JSONDecodeError as error:
-        reason = f"{error.msg} at column {error.colno}"
+        reason = _not_text(data) or f"{error.msg} at column {error.colno}"
     else:
         found = parse_record(record, line, options, settle_line)
         if isinstance(found, Conversation) and "structure" in found.params:
@@ -61,6 +61,16 @@ def parse_line(data: bytes, line: int, options: LineOptions = ANY_LINE) -> Conve
             reason = f"{shown(key)} holds NaN or Infinity, which are no numbers of JSON; write null, or leave it out"
             return BadLine(line, RequestError("invalid_json", f"not valid JSON: {reason}", line))
     return parsed
+
+
+def _not_text(data: bytes) -> str | None:
+    """Return the first byte of a line that is not UTF-8, in words; None without one."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        column = len(data[: error.start].decode()) + 1
+        return f"expected UTF-8, and not the byte 0x{data[error.start]:02x} at column {column}"
+    return None
 
 
 def _unread(conversation: Conversation) -> set[str]:
