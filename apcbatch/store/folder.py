@@ -96,7 +96,7 @@ def _make_folder(files: Files, folder: str, may_create: bool) -> None:
             raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
         files.make_folders(folder)
     except OSError as error:
-        sentence = f"the store folder {folder} cannot be made ({error}); give another --store"
+        sentence = f"the store folder {folder} cannot be made: {error.strerror or error}; give another --store"
         raise UsageError(sentence) from error
 
 
@@ -104,8 +104,9 @@ def _require_store(folder: str, found: str, may_create: bool) -> None:
     """Raise UsageError for a folder that is not a store, and for an empty one in which no store may be created."""
     if found == "other":
         raise UsageError(
-            f"{folder} is not a snapshot store and not empty, so nothing in it is touched; give a --store "
-            "folder that is new, empty or of an earlier run"
+            f"{folder} is not a snapshot store and not empty, so nothing in it is touched; give "
+            + ("a --store folder that is new, empty or" if may_create else "the --store folder")
+            + " of an earlier run"
         )
     if found == "empty" and not may_create:
         raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
@@ -159,9 +160,10 @@ def _open_to_read(files: Files, folder: str, problem: str | None, status: Status
         if problem is not None:
             status.once("read-only", f"{problem}; snapshots are read from it but not kept")
         return reader
-    if problem is not None:
-        cause = f"{problem}, and {cause}"
-    status.once("no index", f"{cause}; the run continues without it (results do not change)")
+    if problem is None:
+        status.once("no index", cause)
+    else:
+        status.once("no index", f"{problem}, and {cause}; the run continues without it (results do not change)")
     return None
 
 

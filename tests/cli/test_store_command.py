@@ -89,6 +89,17 @@ def test_what_cannot_be_done_ends_with_2_and_a_sentence(folder, capsys):
         assert sentence in capsys.readouterr().err
 
 
+def test_what_is_no_store_and_what_has_no_index_say_nothing_of_a_run(folder, capsys):
+    """Fault: the commands ask for a new folder, as `run` does, or warn of a run that continues."""
+    for command, more in STORE_COMMANDS.items():
+        assert main(["store", command, str(folder.parent), *more]) == 2
+        assert "so nothing in it is touched; give the --store folder of an earlier run\n" in capsys.readouterr().err
+    (folder / "index.sqlite").unlink()
+    assert main(["store", "stat", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert "no index that can be read; run: apcbatch store check" in said and "continues" not in said
+
+
 def test_stat_of_any_time(folder, capsys):
     """Fault: a time that no clock shows ended `store stat` in an internal error."""
     for last_used in [1e300, -1e300, 1e11, 0.0]:
