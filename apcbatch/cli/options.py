@@ -50,6 +50,18 @@ LOCAL, ANYWHERE = PathName(), PathName(is_anywhere=True)
 OUTPUT, OUTPUT_ANYWHERE = PathName(is_output=True), PathName(is_anywhere=True, is_output=True)
 
 
+class Count(click.IntRange):
+    """An integer from `min` up, refused in the words of the other options."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the integer; click.UsageError for anything else."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            name = param.opts[0] if param is not None else "the value"
+            raise click.UsageError(f"{name} is {value!r}; expected an integer from {self.min} up", ctx) from None
+
+
 class GroupedOption(click.Option):
     """Option listed under a heading of the help. Its metavar determines the shell completion."""
 

@@ -11,6 +11,7 @@ import click
 from apcbatch import resolution
 from apcbatch.cli.options import (
     ANYWHERE,
+    Count,
     GroupedCommand,
     GroupedOption,
     config_file_option,
@@ -44,7 +45,7 @@ Examples:
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Look at one request of INPUT, without weights.")
 @click.argument("inputs", metavar="INPUT...", type=ANYWHERE, nargs=-1, required=True)
 @click.option(
-    "--line", metavar="N", type=click.IntRange(min=1), cls=GroupedOption, group="Request",
+    "--line", metavar="N", type=Count(min=1), cls=GroupedOption, group="Request",
     help="The line of INPUT, counted from 1; the first one that is not blank by default.",
 )  # fmt: skip
 @click.option(
@@ -52,7 +53,7 @@ Examples:
     help="The line with this id, in place of --line; also a custom_id of OUT, ID#TURN.",
 )  # fmt: skip
 @click.option(
-    "--turn", metavar="K", type=click.IntRange(min=1), cls=GroupedOption, group="Request",
+    "--turn", metavar="K", type=Count(min=1), cls=GroupedOption, group="Request",
     help="The assistant's turn, counted from 1; the last one of the line by default.",
 )  # fmt: skip
 @click.option(

@@ -14,6 +14,7 @@ from apcbatch.cli.options import (
     BLOCK_SIZES,
     OUTPUT,
     USUAL_SIZES,
+    Count,
     GroupedCommand,
     GroupedOption,
     config_file_option,
@@ -56,7 +57,7 @@ Examples:
     help=f"Block sizes to compare besides {USUAL_SIZES}; may be given more than once.",
 )  # fmt: skip
 @click.option(
-    "--verify", metavar="N", type=click.IntRange(min=0), default=0, cls=GroupedOption, group="Output",
+    "--verify", metavar="N", type=Count(min=0), default=0, cls=GroupedOption, group="Output",
     help="Run the best N for real, with one new token a request, and compare with the prediction.",
 )  # fmt: skip
 @click.option(

@@ -182,7 +182,7 @@ class _Records:
         if self.last is None:
             return "no line before it holds anything"
         limited = f", or --limit {limit} ends before it" if limit is not None else ""
-        return f"it is blank, or the input ends before it{limited}; the line before it is {self.last.line}"
+        return f"it is blank, or the input ends before it{limited}; the last one before it is line {self.last.line}"
 
 
 class _RequestsRead:

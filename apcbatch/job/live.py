@@ -243,7 +243,10 @@ def read_episode(name: str, lines: Iterable[bytes | None]) -> tuple[list[Message
         if attempt == latest:
             found[record["turn"]] = record
     if not found:
-        raise UsageError(f"OUT has no episode {name!r}; give the custom_id of a record without its #TURN")
+        raise UsageError(
+            f"no record has the episode {name!r}; give the OUT of a run with --turns live, and the custom_id of one of "
+            "its records without #TURN"
+        )
     last = found[max(found)]
     if last["error"] is not None:
         return last["apcbatch"].get("transcript") or [], last

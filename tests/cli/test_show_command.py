@@ -130,13 +130,17 @@ def test_what_is_not_there_ends_with_2_and_a_sentence(capsys):
     """Fault: another line is shown instead, or a traceback."""
     for arguments, sentence in [
         ("--line 2", "in.jsonl has no line 2 to look at; it is blank"),
-        ("--line 99", "no line 99 to look at; it is blank, or the input ends before it; the line before it is 6"),
+        (
+            "--line 99",
+            "no line 99 to look at; it is blank, or the input ends before it; the last one before it is line",
+        ),
+        ("--line 99", "the last one before it is line 6"),
         ("--line 3 --limit 1", "or --limit 1 ends before it"),
         ("--limit 0", "in.jsonl has no line 1 to look at; no line before it holds anything"),
         ("--limit 0 --line 4", "in.jsonl has no line 4 to look at; no line before it holds anything"),
         ("--line 1 --turn 3", "the line has no request for turn 3; expected one of 1, 2"),
-        ("--line 0", "--line': 0 is not in the range"),  # the last one in Python
-        ("--turn 0", "--turn': 0 is not in the range"),
+        ("--line 0", "--line is '0'; expected an integer from 1 up"),  # the last one in Python
+        ("--turn last", "--turn is 'last'; expected an integer from 1 up"),
         ("--turns rollout", "--turns rollout: its prompts contain answers that are not generated yet"),
         ("--model nothing", "'nothing'"),
     ]:

@@ -38,7 +38,7 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path):
         ("in.jsonl --json t.txt --write t.txt", "--write and --json are the same file"),
         ("in.jsonl --write -", "only --json goes to standard output"),
         ("in.jsonl --plot t.svg", "--plot is not an option any more; nothing is drawn: leave it out"),
-        ("in.jsonl --verify -1", "--verify"),
+        ("in.jsonl --verify -1", "--verify is '-1'; expected an integer from 0 up"),
         ("- --verify 1", "- can be read once; give a file"),
         ("empty.jsonl", "empty.jsonl is empty: there is nothing to answer"),
         ("bad.jsonl", "bad.jsonl: no request can be planned, since all fail (line 1: messages is empty"),

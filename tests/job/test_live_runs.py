@@ -726,11 +726,11 @@ def test_a_transcript_is_shown(live, apcbatch, tmp_path):
     assert sum(line.startswith("assistant:") for line in shown) == len(said)
     assert sum(line.startswith("  calls ") for line in shown) == sum(len(one["tool_calls"]) for one in said)
     none = apcbatch("show", "out.jsonl", "--episode", "nobody")
-    assert none.code == 2 and "no episode 'nobody'" in none.stderr
+    assert none.code == 2 and "no record has the episode 'nobody'; give the OUT of" in none.stderr
     text = (tmp_path / "out.jsonl").read_text()
     for old, new, words in (
         ('"appended":[', '"appended":[5,', "are not as this program writes them"),
-        ('"attempt":1', '"attempt":"x"', "no episode"),
+        ('"attempt":1', '"attempt":"x"', "no record has the episode"),
         ('"tool_calls":[{', '"tool_calls":[5,{', "are not as this program writes them"),
     ):
         (tmp_path / "odd.jsonl").write_text(text.replace(old, new))
