@@ -18,6 +18,7 @@ import orjson
 from apcbatch.address import is_address, open_filesystem, output_place, reason_of, shown_address
 from apcbatch.config import Config, flag_name
 from apcbatch.data.input.inputs import Inputs, find_inputs
+from apcbatch.display import counted
 from apcbatch.engine.serving import serve
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError, StoppedError
 from apcbatch.job.continuation import REPLACED, command_line, command_words, nothing_left
@@ -292,7 +293,9 @@ class Job:
         self._totals.answers_without_line = answers.num_without_line
         self._retryable_errors = answers.num_retryable
         if self._totals.already_done:
-            self._printer.note(f"{self._totals.already_done} requests are answered in {self._output.shown} already")
+            done = self._totals.already_done
+            are = "is" if done == 1 else "are"
+            self._printer.note(f"{counted(done, 'request')} {are} answered in {self._output.shown} already")
 
     def _describe(self, engine: JobEngine) -> None:
         config, measured = self._config, engine.reading_tokens is not None

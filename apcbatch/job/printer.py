@@ -19,7 +19,7 @@ import orjson
 from tqdm import tqdm
 
 from apcbatch.config import Config
-from apcbatch.display import Paint, cells, clip, json_escaped, visible
+from apcbatch.display import Paint, cells, clip, json_escaped, visible, wrap
 from apcbatch.errors import RequestError
 from apcbatch.job.terminal_lines import error_lines, result_lines, summary_lines
 from apcbatch.job.totals import Totals
@@ -200,7 +200,8 @@ class Printer:
             self._lines = None
 
     def _say(self, line: str) -> None:
-        self._write(sys.stderr, visible(line, "\n"))
+        width = max(20, shutil.get_terminal_size().columns) if sys.stderr.isatty() else None
+        self._write(sys.stderr, "\n".join(wrap(visible(line, "\n"), width, "")))
 
     def _write(self, stream: TextIO, line: str) -> bool:
         """Write a line, after clearing the bar, and flush; return False if the stream cannot be written."""

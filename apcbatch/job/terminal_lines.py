@@ -67,6 +67,8 @@ def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint
         rows.append(("ended", ", ".join(ended)))
     if summary["answer_warnings"]:
         rows.append(("warnings", kinds_of(summary["answer_warnings"])))
+    if summary["score"] and summary["score"]["tokens"]:
+        rows.append(("scores", _scores(summary["score"])))
     if drafts := summary["drafts"]:
         rows.append(("drafts", _drafts(drafts, summary["tokens_per_pass"])))
     rows.append(("seconds", ", ".join(f"{name} {seconds[name]:.1f}" for name in seconds if name != "total")))
@@ -98,6 +100,14 @@ def _prompt(summary: dict[str, Any]) -> str:
     restored = f"{summary['prompt_tokens']:,} tokens, {100 * summary['hit_rate']:.1f} % restored"
     restored += f" ({', '.join(by_source)})" if by_source else ""
     return restored + (f"; ideal {100 * ideal:.1f} %" if ideal is not None else "")
+
+
+def _scores(score: dict[str, Any]) -> str:
+    """Format the means over recorded answers. A perplexity that no float64 holds is left out."""
+    text = f"{counted(score['answers'], 'recorded answer')} of {score['tokens']:,} tokens: "
+    text += f"perplexity {score['perplexity']:.4g}, " if score["perplexity"] is not None else ""
+    shares = 100 * score["greedy_match_share"], 100 * score["exact_match_share"]
+    return text + "greedy decoding gives {:.1f} % of the tokens, {:.1f} % of the answers whole".format(*shares)
 
 
 def _drafts(drafts: dict[str, dict[str, int]], tokens_per_pass: float | None) -> str:

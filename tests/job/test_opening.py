@@ -95,6 +95,8 @@ def test_an_out_without_a_line_stays(apcbatch: Any, tmp_path: Path) -> None:
     done = apcbatch(*RUN, "--resume")
     assert done.code == 0 and len(read_records(tmp_path / "out.jsonl")) == 4 and "already" not in done.stderr
     assert "4 requests are answered in out.jsonl already\n" in apcbatch(*RUN, "--resume").stderr
+    (tmp_path / "out.jsonl").write_bytes((tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)[0])
+    assert "1 request is answered in out.jsonl already\n" in apcbatch(*RUN, "--resume").stderr
 
 
 def test_an_out_that_appears_while_the_model_is_read_stays(
