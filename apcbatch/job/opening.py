@@ -57,6 +57,9 @@ MANY_FILES = 10_000  # opening them takes seconds
 MOST_COUNTED = 256  # lines read ahead to bound the number of workers
 Records = Iterator[Conversation | BadLine]
 CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
+LIVE_OPTIONS = (
+    "samples", "max_turns", "max_episode_tokens", "history", "tool_workers", "tool_timeout", "tool_memory"
+)  # fmt: skip
 
 
 @dataclass
@@ -103,7 +106,8 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
 
 
 def _check_live(config: Config, output: Output) -> None:
-    """Refuse --tools without --turns live, and the other way round, and what live episodes cannot run with."""
+    """Refuse --tools and options of episodes without --turns live, --turns live without --tools, and what live episodes
+    cannot run with."""
     if (config.tools is None) == (config.turns == "live"):
         path = run_file_path(output.target)
         earlier = ((read_run_file(path)[0] or {}) if config.resume else {}).get("config", {}).get("tools")
@@ -111,6 +115,12 @@ def _check_live(config: Config, output: Output) -> None:
             raise UsageError(f"{path} is of a run with --tools {shown(earlier)}; give that again: no file names code")
         raise UsageError(
             "--turns live needs --tools PACKAGE.MODULE:FACTORY, and --tools needs --turns live; give both, or neither"
+        )
+    unused = [name for name in LIVE_OPTIONS if getattr(config, name) != getattr(Config, name)]
+    if unused and config.turns != "live":
+        instead = "; several answers to one prompt are n in its line" if unused[0] == "samples" else ""
+        raise UsageError(
+            f"{config.origins[unused[0]]} is for live episodes; give --turns live and --tools too{instead}"
         )
     for name, reason in (
         ("ray", "tools run on the machine of the engine"),

@@ -49,6 +49,14 @@ def test_options_of_workers_agree() -> None:
                 opening.check_cluster(config)
 
 
+def test_options_of_episodes_are_for_live_ones(apcbatch: Any) -> None:
+    """Fault: `--samples 5` gives one answer in silence."""
+    for option, value in (("--samples", 5), ("--max-turns", 3), ("--tool-memory", "1GiB"), ("--history", "tokens")):
+        done = apcbatch(*RUN, option, value)
+        assert done.code == 2 and f"{option} is for live episodes; give --turns live and --tools too" in done.stderr
+    assert "several answers to one prompt are n in its line" in apcbatch(*RUN, "--samples", 5).stderr
+
+
 def test_a_bar_names_each_step(apcbatch: Any, tmp_path: Path) -> None:
     """Fault: nothing shows what a run waits for before its first request, or a step is named that is left out."""
     steps = ("reading the tokenizer", "reading the earlier answers", "comparing the answers", "loading demo")
