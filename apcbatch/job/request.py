@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from apcbatch.address import reason_of
 from apcbatch.config import Config
 from apcbatch.data.chat.render import Prompt, Renderer
 from apcbatch.data.conversation import Conversation
@@ -160,7 +161,8 @@ def read_salt(config: Config) -> str | None:
         with open(path, "rb") as file:
             salt = file.read(MAX_BYTES + 1).rstrip(b"\r\n").decode()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{where} cannot be read as UTF-8 text ({error}); give @ and the file with the salt") from None
+        why = reason_of(error, path)
+        raise UsageError(f"{where} cannot be read as UTF-8 text ({why}); give @ and the file with the salt") from None
     if not 1 <= len(salt.encode()) <= MAX_BYTES:
         raise UsageError(f"{where} holds no salt of 1 to {MAX_BYTES} bytes; put one line of random text into it")
     return salt

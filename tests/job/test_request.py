@@ -39,6 +39,7 @@ def test_a_salt_is_one_line_of_a_file(tmp_path: Path) -> None:
             path.write_bytes(content)
         config = Config(cache_salt=f"@{path}", origins={"cache_salt": "--cache-salt"})
         why = f"holds no salt of 1 to {MOST} bytes" if salt is None else "cannot be read as UTF-8 text"
+        why += r" \(No such file or directory\); give @" if content is None else ""
         if salt not in (None, "no text"):
             assert read_salt(config) == salt
         else:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+from apcbatch.address import reason_of
 from apcbatch.config import COLUMN_OPTIONS, Config
 from apcbatch.data.checks import invalid, need_object, shown, shown_keys, wrong
 from apcbatch.data.json_text import json_or_text
@@ -304,7 +305,8 @@ def _system_prompt(config: Config) -> str | None:
     try:
         text = read_regular_file(path, MAX_SYSTEM_PROMPT_BYTES).decode().removesuffix("\n").removesuffix("\r")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{where} cannot be read as UTF-8 text ({error}); give @ and the file of the prompt") from None
+        why = reason_of(error, path)
+        raise UsageError(f"{where} cannot be read as UTF-8 text ({why}); give @ and the file of the prompt") from None
     if not text:
         raise UsageError(f"{where} is empty; put the system prompt into it, or leave the option out")
     return text
