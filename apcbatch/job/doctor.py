@@ -315,6 +315,6 @@ def _store(folder: str | None) -> str:
         is_new = not path.exists()
         with Store.open(path, warn=warnings.append) as store:
             if store.is_read_only:
-                reason = warnings[-1] if warnings else "it is read-only"
-                raise CheckFailed(f"store {path}: {reason}", "give --store a folder that this user can write")
+                reason = warnings[-1] if warnings else f"store {path}: it is read-only"
+                raise CheckFailed(reason, "give --store a folder that this user can write")
     return f"{folder} can be written" + (" (made)" if is_new else "") if folder else "can be written; none given"

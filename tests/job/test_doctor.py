@@ -177,7 +177,7 @@ def test_a_template_is_said_to_take_calls_and_to_be_stable(template: str, text: 
         (None, None, "can be written; none given"),
         ("new", None, "{} can be written (made)"),
         ("old", None, "{} can be written"),
-        ("old", ["a", "b"], "store {}: b; fix: give --store a folder that this user can write"),
+        ("old", ["a", "store X: b"], "store X: b; fix: give --store a folder that this user can write"),
         ("old", [], "store {}: it is read-only; fix: give --store a folder that this user can write"),
     ],
 )
