@@ -1,7 +1,7 @@
 // The two small matrix products of attention, in register tiles: scores = q k^T and output += weights v.
 #pragma once
 
-#include "lanes.h"
+#include "simd.h"
 
 namespace apcbatch {
 namespace APC_ISA {
@@ -77,36 +77,7 @@ void multiply_columns(const Product<B>& p) {
 
 template <class B>
 void multiply_rows(int64_t rows, const Product<B>& p) {
-    switch (rows) {
-        case 1:
-            return multiply_columns<1>(p);
-        case 2:
-            return multiply_columns<2>(p);
-        case 3:
-            return multiply_columns<3>(p);
-        case 4:
-            return multiply_columns<4>(p);
-        case 5:
-            return multiply_columns<5>(p);
-        case 6:
-            return multiply_columns<6>(p);
-#if defined(__AVX512F__)
-        case 7:
-            return multiply_columns<7>(p);
-        case 8:
-            return multiply_columns<8>(p);
-        case 9:
-            return multiply_columns<9>(p);
-        case 10:
-            return multiply_columns<10>(p);
-        case 11:
-            return multiply_columns<11>(p);
-        case 12:
-            return multiply_columns<12>(p);
-#endif
-        default:
-            __builtin_unreachable();
-    }
+    with_number<kQueryRows>(rows, [&](auto count) { multiply_columns<decltype(count)::value>(p); });
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 
 #include <math.h>
 
-#include "lanes.h"
 #include "rowwise.h"
 #include "vmath.h"
 

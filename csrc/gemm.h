@@ -5,7 +5,6 @@
 
 #include "gemm_amx.h"
 #include "gemm_codes.h"
-#include "lanes.h"
 
 namespace apcbatch {
 namespace APC_ISA {

@@ -70,12 +70,6 @@ struct Group {
     }
 };
 
-// An input of those that share a byte, as a type.
-template <int input>
-struct Input {
-    static constexpr int value = input;
-};
-
 // Stores a vector of weights of an even and an odd input as pairs of bfloat16.
 APC_INLINE void store_pairs(Vec even, Vec odd, char* to) {
     const VecI low = shift_right<16>(as_bits(even)) & VecI::broadcast(0xffff);
@@ -125,10 +119,10 @@ __attribute__((noinline)) void decode_panel(const PanelRun& run, const char* pan
                 at += kPanel;
             };
             for (int64_t i = 0; i + G::kInputs <= inputs; i += G::kInputs, codes += kPanel) {
-                store(Input<0>());
-                if constexpr (G::kInputs == 2) store(Input<1>());
+                store(Number<0>());
+                if constexpr (G::kInputs == 2) store(Number<1>());
             }
-            if (inputs % G::kInputs) store(Input<0>());
+            if (inputs % G::kInputs) store(Number<0>());
         } else {
             constexpr int64_t odd =
                 G::kInputs == 1 ? kPanel : 0;  // from an even input's codes to an odd one's
@@ -181,25 +175,23 @@ __attribute__((noinline)) void code_tile(const PanelRun& run, const Tile& t) {
         for (const char* end = codes + inputs / G::kInputs * kPanel; codes != end; codes += kPanel) {
             for (int p = 0; p < Panels; ++p)
                 __builtin_prefetch(codes + (p + Panels) * panel_bytes);  // of the next tile
-            multiply(acc, a, of(Input<0>()));
-            if constexpr (G::kInputs == 2) multiply(acc, a + 4, of(Input<1>()));
+            multiply(acc, a, of(Number<0>()));
+            if constexpr (G::kInputs == 2) multiply(acc, a + 4, of(Number<1>()));
             a += 4 * G::kInputs;
         }
-        if (inputs % G::kInputs) multiply(acc, a, of(Input<0>()));
+        if (inputs % G::kInputs) multiply(acc, a, of(Number<0>()));
     }
     finish_tile(acc, t);
 }
 
 // Maximum rows whose products take less time than storing decoded panels.
-constexpr int64_t kCodeRows = 4;
+constexpr int kCodeRows = 4;
 
 inline void run_code_tile(const PanelRun& run, int64_t rows, int64_t panels, const Tile& t) {
     with_codes(run, [&](auto group) {
         using G = decltype(group);
-        if (rows == 1) return panels == 2 ? code_tile<1, 2, G>(run, t) : code_tile<1, 1, G>(run, t);
-        if (rows == 2) return code_tile<2, 1, G>(run, t);
-        if (rows == 3) return code_tile<3, 1, G>(run, t);
-        code_tile<4, 1, G>(run, t);
+        if (panels == 2) return code_tile<1, 2, G>(run, t);  // panels of more rows come one by one
+        with_number<kCodeRows>(rows, [&](auto count) { code_tile<decltype(count)::value, 1, G>(run, t); });
     });
 }
 

@@ -215,53 +215,21 @@ __attribute__((noinline)) void tile(const Tile& t) {
     finish_tile(acc, t);
 }
 
-template <Mode mode, int Panels>
+// Runs a tile of 1 to `most` rows.
+template <Mode mode, int Panels, int most = kTileRows>
 void run_rows(int64_t rows, const Tile& t) {
-    switch (rows) {
-        case 1:
-            return tile<1, Panels, mode>(t);
-        case 2:
-            return tile<2, Panels, mode>(t);
-        case 3:
-            return tile<3, Panels, mode>(t);
-        case 4:
-            return tile<4, Panels, mode>(t);
-#if defined(__AVX2__)
-        case 5:
-            return tile<5, Panels, mode>(t);
-        case 6:
-            return tile<6, Panels, mode>(t);
-#endif
-#if defined(__AVX512F__)
-        case 7:
-            return tile<7, Panels, mode>(t);
-        case 8:
-            return tile<8, Panels, mode>(t);
-        case 9:
-            return tile<9, Panels, mode>(t);
-        case 10:
-            return tile<10, Panels, mode>(t);
-        case 11:
-            return tile<11, Panels, mode>(t);
-        case 12:
-            return tile<12, Panels, mode>(t);
-#endif
-        default:
-            __builtin_unreachable();
-    }
+    with_number<most>(rows, [&](auto count) { tile<decltype(count)::value, Panels, mode>(t); });
 }
 
 // Returns the number of panels of the next tile, at most `left`: more panels for fewer rows, so that there
 // are enough independent sums.
 template <Mode mode>
-int64_t tile_panels(int64_t rows, int64_t left) {
+int64_t tile_panels([[maybe_unused]] int64_t rows, int64_t left) {
     int64_t panels = kTilePanels;
 #if defined(__AVX512F__)
     panels = rows == 1 ? 8 : rows <= 3 ? 4 : 2;
 #elif defined(__AVX2__)
     panels = rows == 1 ? 4 : rows == 2 || (rows == 3 && mode == Mode::kFloat) ? 2 : 1;
-#else
-    (void)rows;
 #endif
     while (panels > left) panels /= 2;
     return panels;
@@ -269,18 +237,14 @@ int64_t tile_panels(int64_t rows, int64_t left) {
 
 // Runs one tile. panels: as returned by tile_panels.
 template <Mode mode>
-void run_tile(int64_t rows, int64_t panels, const Tile& t) {
+void run_tile(int64_t rows, [[maybe_unused]] int64_t panels, const Tile& t) {
 #if defined(__AVX512F__)
-    if (panels == 8) return tile<1, 8, mode>(t);
-    if (panels == 4)
-        return rows == 1 ? tile<1, 4, mode>(t) : rows == 2 ? tile<2, 4, mode>(t) : tile<3, 4, mode>(t);
+    if (panels == 8) return run_rows<mode, 8, 1>(rows, t);
+    if (panels == 4) return run_rows<mode, 4, 3>(rows, t);
     if (panels == 2) return run_rows<mode, 2>(rows, t);
 #elif defined(__AVX2__)
-    if (panels == 4) return tile<1, 4, mode>(t);
-    if (panels == 2)
-        return rows == 1 ? tile<1, 2, mode>(t) : rows == 2 ? tile<2, 2, mode>(t) : tile<3, 2, mode>(t);
-#else
-    (void)panels;
+    if (panels == 4) return run_rows<mode, 4, 1>(rows, t);
+    if (panels == 2) return run_rows<mode, 2, 3>(rows, t);
 #endif
     return run_rows<mode, 1>(rows, t);
 }

@@ -18,7 +18,6 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace scan_of_heads {
 
-APC_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 APC_INLINE int64_t padded(int64_t count) { return (count + 15) / 16 * 16; }
 
 // Computes decay, and sigmoid(b) or dt, of all value heads of a token.
@@ -169,19 +168,9 @@ class UnitScan {
             constexpr int kMost = kRule == HeadRule::ssd ? kPair : kGroup;
             const int64_t vectors = (p.lanes + kLanes - 1) / kLanes;
             for (int64_t v = 0; v < vectors; v += kMost) {
-                switch (smaller(vectors - v, kMost)) {
-                    case 1:
-                        run_columns<1>(tile, block, v * kLanes);
-                        break;
-                    case 2:
-                        run_columns<2>(tile, block, v * kLanes);
-                        break;
-                    case 3:
-                        run_columns < kMost<3 ? kMost : 3>(tile, block, v * kLanes);
-                        break;
-                    default:
-                        run_columns<kMost>(tile, block, v * kLanes);
-                }
+                with_number<kMost>(smaller(vectors - v, kMost), [&](auto count) {
+                    run_columns<decltype(count)::value>(tile, block, v * kLanes);
+                });
             }
         }
         if (is_whole) return tile.to;

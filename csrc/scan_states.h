@@ -18,11 +18,15 @@ constexpr int kBlockStates = 8;
 constexpr int kGroup = 16 / kLanes;
 constexpr int64_t kRow = 3 * kLanes;  // floats of a row: vectors of dt, dt x, y
 
-// Returns the size of the next block if `left` states remain: full blocks, then powers of two.
-APC_INLINE int block_size(int64_t left) {
-    int size = kBlockStates;
-    while (size > left) size /= 2;
-    return size;
+// Calls body(first, Number<states>()) for each block of n states: full blocks, then powers of two.
+template <class Body>
+APC_INLINE void each_block(int64_t n, const Body& body) {
+    static_assert(kBlockStates == 8, "4, 2 and 1 are the sizes below it");
+    int64_t first = 0;
+    for (; first + kBlockStates <= n; first += kBlockStates) body(first, Number<kBlockStates>());
+    if (n & 4) body(first, Number<4>());
+    if (n & 2) body(first + (n & 4), Number<2>());
+    if (n & 1) body(n - 1, Number<1>());
 }
 
 // B and C of a block's states, `tokens` rows each.
@@ -40,20 +44,6 @@ void pack_states(const Selected<T>& from, float* to) {
         const T *b = from.B + t * from.B_stride, *c = from.C + t * from.C_stride;
         for (int i = 0; i < kStates; ++i) to[i] = to_float(b[i]);
         for (int i = 0; i < kStates; ++i) to[kStates + i] = to_float(c[i]);
-    }
-}
-
-template <class T>
-void pack_block(int states, const Selected<T>& from, float* to) {
-    switch (states) {
-        case kBlockStates:
-            return pack_states<kBlockStates>(from, to);
-        case 4:
-            return pack_states<4>(from, to);
-        case 2:
-            return pack_states<2>(from, to);
-        default:
-            return pack_states<1>(from, to);
     }
 }
 
@@ -122,20 +112,6 @@ void scan_states(Pass pass) {
     for (int i = 0; i < kStates; ++i) h[i].store(pass.to.base + i * pass.to.stride);
 }
 
-template <bool kBounded>
-void scan_block(int states, const Pass& pass) {
-    switch (states) {
-        case kBlockStates:
-            return scan_states<kBlockStates, kBounded>(pass);
-        case 4:
-            return scan_states<4, kBounded>(pass);
-        case 2:
-            return scan_states<2, kBounded>(pass);
-        default:
-            return scan_states<1, kBounded>(pass);
-    }
-}
-
 // Operands of all states of one token, for kGroup adjacent vectors of channels: one cache line per state.
 // Base and strides: see Carry. The vectors of the group are `vector` floats apart.
 struct Step {
@@ -181,20 +157,10 @@ void scan_step(const Step& step, int64_t n) {
         y[g] = Vec::load(step.row + g * step.row_vector + 2 * kLanes);
     }
     const float* BC = step.BC;
-    for (int64_t i = 0; i < n;) {
-        const int size = block_size(n - i);
-        if (size == kBlockStates) {
-            step_states<kBlockStates, kBounded>(step, i, BC, dt, dtx, y);
-        } else if (size == 4) {
-            step_states<4, kBounded>(step, i, BC, dt, dtx, y);
-        } else if (size == 2) {
-            step_states<2, kBounded>(step, i, BC, dt, dtx, y);
-        } else {
-            step_states<1, kBounded>(step, i, BC, dt, dtx, y);
-        }
-        BC += 2 * size;
-        i += size;
-    }
+    each_block(n, [&](int64_t i, auto states) {
+        step_states<decltype(states)::value, kBounded>(step, i, BC, dt, dtx, y);
+        BC += 2 * states.value;
+    });
     for (int g = 0; g < kGroup; ++g) y[g].store(step.row + g * step.row_vector + 2 * kLanes);
 }
 

@@ -13,15 +13,12 @@
 // are widened and packed once per tile, for all channels.
 #pragma once
 
-#include "lanes.h"
 #include "scan.h"
 #include "scan_states.h"
 
 namespace apcbatch {
 namespace APC_ISA {
 namespace scan {
-
-APC_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Computation of one unit. T: type of x, dt, B, C, z and out. Scratch, scan_scratch_floats floats:
 //   A (vector, n, lane), times log2 e | largest_A, dt_bias, D (vector, lane) | h (vector, n, lane) |
@@ -201,8 +198,8 @@ class UnitScan {
         float* row = rows + (v - tile.vector) * vector_rows;
         const float* packed = BC;
         int64_t number = (v - tile.vector) * ((n + kBlockStates - 1) / kBlockStates);
-        for (int64_t i = 0; i < n;) {
-            const int size = block_size(n - i);
+        each_block(n, [&](int64_t i, auto states) {
+            constexpr int kStates = decltype(states)::value;
             const Pass pass = {row,
                                tile.tokens,
                                A + (v * n + i) * kLanes,
@@ -211,13 +208,12 @@ class UnitScan {
                                {to.base + i * to.stride, to.stride},
                                ahead_of(tile, row, number++)};
             if (is_bounded) {
-                scan_block<true>(size, pass);
+                scan_states<kStates, true>(pass);
             } else {
-                scan_block<false>(size, pass);
+                scan_states<kStates, false>(pass);
             }
-            packed += 2 * size * tile.tokens;
-            i += size;
-        }
+            packed += 2 * kStates * tile.tokens;
+        });
     }
 
     // Returns the memory to prefetch during block number `number` of the tile. Rows are far apart, so the
@@ -260,12 +256,11 @@ class UnitScan {
         const T* B = static_cast<const T*>(p.B) + t0 * p.B_stride;
         const T* C = static_cast<const T*>(p.C) + t0 * p.C_stride;
         float* to = BC;
-        for (int64_t i = 0; i < n;) {
-            const int size = block_size(n - i);
-            pack_block(size, Selected<T>{B + i, C + i, p.B_stride, p.C_stride, tokens}, to);
-            to += 2 * size * tokens;
-            i += size;
-        }
+        each_block(n, [&](int64_t i, auto states) {
+            pack_states<decltype(states)::value>(Selected<T>{B + i, C + i, p.B_stride, p.C_stride, tokens},
+                                                 to);
+            to += 2 * states.value * tokens;
+        });
     }
 
     void prepare_rows(const Tile& tile) {

@@ -38,21 +38,31 @@
 namespace apcbatch {
 namespace APC_ISA {
 
-APC_INLINE float float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
+APC_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-APC_INLINE uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    return bits;
+// A number as a type.
+template <int number>
+struct Number {
+    static constexpr int value = number;
+};
+
+// Calls body(Number<count>()) for a count of `least` to `most`.
+template <int most, int least = 1, class Body>
+APC_INLINE void with_number([[maybe_unused]] int64_t count, const Body& body) {
+    if constexpr (least < most) {
+        if (count != least) return with_number<most, least + 1>(count, body);
+    }
+    body(Number<least>());
 }
 
 // Scalar conversions, with the same bits as the vector conversions below.
 APC_INLINE float to_float(float value) { return value; }
-APC_INLINE float to_float(BFloat16 value) { return float_of(uint32_t(value.bits) << 16); }
+APC_INLINE float to_float(BFloat16 value) {
+    const uint32_t bits = uint32_t(value.bits) << 16;
+    float widened;
+    memcpy(&widened, &bits, sizeof(widened));
+    return widened;
+}
 
 #if defined(__AVX512F__)
 
@@ -69,7 +79,6 @@ struct VecI {
 
 struct Mask {
     __mmask16 m;
-    APC_INLINE bool any() const { return m != 0; }
     APC_INLINE bool all() const { return m == 0xffff; }
 };
 
@@ -97,35 +106,13 @@ struct Vec {
     }
 };
 
-APC_INLINE Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
-APC_INLINE Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
-APC_INLINE Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
-APC_INLINE Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
-APC_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-APC_INLINE Vec fnma(Vec a, Vec b, Vec c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
-APC_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
-APC_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
-APC_INLINE Vec sqrt(Vec a) { return {_mm512_sqrt_ps(a.v)}; }
 APC_INLINE Mask operator<(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 APC_INLINE Mask operator<=(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
 APC_INLINE Vec select(Mask m, Vec yes, Vec no) { return {_mm512_mask_blend_ps(m.m, no.v, yes.v)}; }
-
 APC_INLINE VecI as_bits(Vec a) { return {_mm512_castps_si512(a.v)}; }
 APC_INLINE Vec as_float(VecI a) { return {_mm512_castsi512_ps(a.v)}; }
-APC_INLINE Vec convert(VecI a) { return {_mm512_cvtepi32_ps(a.v)}; }
-APC_INLINE VecI operator+(VecI a, VecI b) { return {_mm512_add_epi32(a.v, b.v)}; }
-APC_INLINE VecI operator-(VecI a, VecI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 APC_INLINE VecI operator&(VecI a, VecI b) { return {_mm512_and_si512(a.v, b.v)}; }
 APC_INLINE VecI operator|(VecI a, VecI b) { return {_mm512_or_si512(a.v, b.v)}; }
-APC_INLINE VecI max(VecI a, VecI b) { return {_mm512_max_epi32(a.v, b.v)}; }
-template <int count>
-APC_INLINE VecI shift_left(VecI a) {
-    return {_mm512_slli_epi32(a.v, count)};
-}
-template <int count>
-APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
-    return {_mm512_srai_epi32(a.v, count)};
-}
 
 #elif defined(__AVX2__)
 
@@ -147,7 +134,6 @@ struct VecI {
 
 struct Mask {
     __m256 m;
-    APC_INLINE bool any() const { return _mm256_movemask_ps(m) != 0; }
     APC_INLINE bool all() const { return _mm256_movemask_ps(m) == 0xff; }
 };
 
@@ -178,35 +164,13 @@ struct Vec {
     }
 };
 
-APC_INLINE Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
-APC_INLINE Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
-APC_INLINE Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
-APC_INLINE Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
-APC_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
-APC_INLINE Vec fnma(Vec a, Vec b, Vec c) { return {_mm256_fnmadd_ps(a.v, b.v, c.v)}; }
-APC_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
-APC_INLINE Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
-APC_INLINE Vec sqrt(Vec a) { return {_mm256_sqrt_ps(a.v)}; }
 APC_INLINE Mask operator<(Vec a, Vec b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
 APC_INLINE Mask operator<=(Vec a, Vec b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LE_OQ)}; }
 APC_INLINE Vec select(Mask m, Vec yes, Vec no) { return {_mm256_blendv_ps(no.v, yes.v, m.m)}; }
-
 APC_INLINE VecI as_bits(Vec a) { return {_mm256_castps_si256(a.v)}; }
 APC_INLINE Vec as_float(VecI a) { return {_mm256_castsi256_ps(a.v)}; }
-APC_INLINE Vec convert(VecI a) { return {_mm256_cvtepi32_ps(a.v)}; }
-APC_INLINE VecI operator+(VecI a, VecI b) { return {_mm256_add_epi32(a.v, b.v)}; }
-APC_INLINE VecI operator-(VecI a, VecI b) { return {_mm256_sub_epi32(a.v, b.v)}; }
 APC_INLINE VecI operator&(VecI a, VecI b) { return {_mm256_and_si256(a.v, b.v)}; }
 APC_INLINE VecI operator|(VecI a, VecI b) { return {_mm256_or_si256(a.v, b.v)}; }
-APC_INLINE VecI max(VecI a, VecI b) { return {_mm256_max_epi32(a.v, b.v)}; }
-template <int count>
-APC_INLINE VecI shift_left(VecI a) {
-    return {_mm256_slli_epi32(a.v, count)};
-}
-template <int count>
-APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
-    return {_mm256_srai_epi32(a.v, count)};
-}
 
 #else
 
@@ -228,21 +192,17 @@ struct VecI {
 };
 
 struct Mask {
-    bool m[8];
-    APC_INLINE bool any() const {
-        bool r = false;
-        for (int i = 0; i < 8; ++i) r |= m[i];
-        return r;
-    }
+    bool v[8];
     APC_INLINE bool all() const {
         bool r = true;
-        for (int i = 0; i < 8; ++i) r &= m[i];
+        for (int i = 0; i < 8; ++i) r &= v[i];
         return r;
     }
 };
 
 APC_INLINE BFloat16 round_to_bfloat16(float value) {
-    const uint32_t bits = bits_of(value);
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(bits));
     if (value != value) return {uint16_t((bits | 0x400000) >> 16)};
     return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
@@ -324,6 +284,8 @@ APC_LANEWISE(Vec, operator*, Vec, p* q)
 APC_LANEWISE(Vec, operator/, Vec, p / q)
 APC_LANEWISE(Vec, max, Vec, p > q ? p : q)
 APC_LANEWISE(Vec, min, Vec, p < q ? p : q)
+APC_LANEWISE(Mask, operator<, Vec, p < q)
+APC_LANEWISE(Mask, operator<=, Vec, p <= q)
 APC_LANEWISE(VecI, operator+, VecI, int32_t(uint32_t(p) + uint32_t(q)))
 APC_LANEWISE(VecI, operator-, VecI, int32_t(uint32_t(p) - uint32_t(q)))
 APC_LANEWISE(VecI, operator&, VecI, p& q)
@@ -341,24 +303,9 @@ APC_FUSED Vec fnma(Vec a, Vec b, Vec c) {
     for (int i = 0; i < 8; ++i) r.v[i] = fused(-a.v[i], b.v[i], c.v[i]);
     return r;
 }
-APC_INLINE Vec sqrt(Vec a) {
-    Vec r;
-    for (int i = 0; i < 8; ++i) r.v[i] = __builtin_sqrtf(a.v[i]);
-    return r;
-}
-APC_INLINE Mask operator<(Vec a, Vec b) {
-    Mask r;
-    for (int i = 0; i < 8; ++i) r.m[i] = a.v[i] < b.v[i];
-    return r;
-}
-APC_INLINE Mask operator<=(Vec a, Vec b) {
-    Mask r;
-    for (int i = 0; i < 8; ++i) r.m[i] = a.v[i] <= b.v[i];
-    return r;
-}
 APC_INLINE Vec select(Mask m, Vec yes, Vec no) {
     Vec r;
-    for (int i = 0; i < 8; ++i) r.v[i] = m.m[i] ? yes.v[i] : no.v[i];
+    for (int i = 0; i < 8; ++i) r.v[i] = m.v[i] ? yes.v[i] : no.v[i];
     return r;
 }
 APC_INLINE VecI as_bits(Vec a) {
@@ -391,6 +338,38 @@ APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
 
 #endif
 
+#if defined(__AVX2__)
+
+// The operations that AVX-512 and AVX2 have by the same name.
+#if defined(__AVX512F__)
+#define APC_MM(operation) _mm512_##operation
+#else
+#define APC_MM(operation) _mm256_##operation
+#endif
+APC_INLINE Vec operator+(Vec a, Vec b) { return {APC_MM(add_ps)(a.v, b.v)}; }
+APC_INLINE Vec operator-(Vec a, Vec b) { return {APC_MM(sub_ps)(a.v, b.v)}; }
+APC_INLINE Vec operator*(Vec a, Vec b) { return {APC_MM(mul_ps)(a.v, b.v)}; }
+APC_INLINE Vec operator/(Vec a, Vec b) { return {APC_MM(div_ps)(a.v, b.v)}; }
+APC_INLINE Vec fma(Vec a, Vec b, Vec c) { return {APC_MM(fmadd_ps)(a.v, b.v, c.v)}; }
+APC_INLINE Vec fnma(Vec a, Vec b, Vec c) { return {APC_MM(fnmadd_ps)(a.v, b.v, c.v)}; }
+APC_INLINE Vec max(Vec a, Vec b) { return {APC_MM(max_ps)(a.v, b.v)}; }
+APC_INLINE Vec min(Vec a, Vec b) { return {APC_MM(min_ps)(a.v, b.v)}; }
+APC_INLINE Vec convert(VecI a) { return {APC_MM(cvtepi32_ps)(a.v)}; }
+APC_INLINE VecI operator+(VecI a, VecI b) { return {APC_MM(add_epi32)(a.v, b.v)}; }
+APC_INLINE VecI operator-(VecI a, VecI b) { return {APC_MM(sub_epi32)(a.v, b.v)}; }
+APC_INLINE VecI max(VecI a, VecI b) { return {APC_MM(max_epi32)(a.v, b.v)}; }
+template <int count>
+APC_INLINE VecI shift_left(VecI a) {
+    return {APC_MM(slli_epi32)(a.v, count)};
+}
+template <int count>
+APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
+    return {APC_MM(srai_epi32)(a.v, count)};
+}
+#undef APC_MM
+
+#endif
+
 constexpr int kLanes = Vec::lanes;
 
 // sum = fma(a, b, sum) in the sum's own register. From fma alone GCC makes loops that copy accumulators, one
@@ -418,6 +397,21 @@ APC_INLINE void store_partial(Vec value, T* p, int64_t count) {
     T padded[kLanes];
     value.store(padded);
     memcpy(p, padded, sizeof(T) * size_t(count));
+}
+
+// Load and store the first `count` lanes of a vector, 1 or more: all from kLanes on.
+template <class T>
+APC_INLINE Vec load_first(const T* p, int64_t count) {
+    return count >= kLanes ? Vec::load(p) : load_partial(p, count);
+}
+
+template <class T>
+APC_INLINE void store_first(Vec value, T* p, int64_t count) {
+    if (count >= kLanes) {
+        value.store(p);
+    } else {
+        store_partial(value, p, count);
+    }
 }
 
 APC_INLINE Vec absolute(Vec a) { return as_float(as_bits(a) & VecI::broadcast(0x7fffffff)); }

@@ -4,7 +4,7 @@
 // fixed tree.
 #pragma once
 
-#include "lanes.h"
+#include "simd.h"
 
 namespace apcbatch {
 namespace APC_ISA {
