@@ -44,13 +44,13 @@ void bound_pack_linear(const View& weight, std::int64_t out, std::int64_t in, Ad
 
 void bound_unpack_rows(const Projection& weights, Address indices, std::int64_t count, Address rows,
                        int num_threads) {
-    unpack_rows(weights.weights, weights.out, weights.in, weights.dtype, integers(indices, count), count,
-                values({rows, 0, weights.dtype}, count), num_threads);
+    unpack_rows(weights, integers(indices, count), count, values({rows, 0, weights.dtype}, count),
+                num_threads);
 }
 
 void bound_linear(std::int64_t t, const View& x, const Projection& weights, const View& y, int num_threads) {
-    const Rows from = {t, values(x, t), x.stride, x.dtype}, to = {t, values(y, t), y.stride, y.dtype};
-    linear(linear_args(weights, from, nullptr, to), num_threads);
+    linear({weights, {t, values(x, t), x.stride, x.dtype}, nullptr, {t, values(y, t), y.stride, y.dtype}},
+           num_threads);
 }
 
 }  // namespace

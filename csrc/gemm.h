@@ -43,11 +43,11 @@ APC_INLINE void copy_row(const float* x, int64_t k, char* to) {
 // the weights are bfloat16. For kDot and kMatrix they are stored as bfloat16, padded with zeros to packed_k.
 template <Mode mode>
 void copy_rows(const LinearArgs& args, const LinearPiece& piece, int64_t k0, int64_t k, char* to) {
-    with_type(args.x_dtype, [&](auto of) {
-        const auto* x = static_cast<const TypeOf<decltype(of)>*>(args.x);
+    with_type(args.x.dtype, [&](auto of) {
+        const auto* x = static_cast<const TypeOf<decltype(of)>*>(args.x.data);
         for (int64_t r = 0; r < piece.rows; ++r) {
             const int64_t row = args.x_rows ? args.x_rows[piece.row + r] : piece.row + r;
-            copy_row<mode>(x + row * args.x_stride + k0, k, to + r * kRowBytes);
+            copy_row<mode>(x + row * args.x.stride + k0, k, to + r * kRowBytes);
         }
     });
 }
@@ -61,28 +61,25 @@ struct Scratch {
 // Applies scale and bias to the finished sums of at most kMostPanels panels and writes the columns that
 // exist. Where all columns exist, the register tiles do this themselves. Works row by row, to fill whole
 // cache lines of y.
-template <class Y>
 void finish(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch, int64_t p,
             int64_t panels) {
     const int64_t column = (piece.panel + p) * kPanel, panel = scratch_rows(piece.rows) * kPanel;
-    const int64_t columns = args.out - column < panels * kPanel ? args.out - column : panels * kPanel;
+    const int64_t columns = args.w.out - column < panels * kPanel ? args.w.out - column : panels * kPanel;
     float scale[kMostPanels * kPanel] = {}, bias[kMostPanels * kPanel] = {};
-    if (args.scale) memcpy(scale, args.scale + column, size_t(4 * columns));
-    if (args.bias) memcpy(bias, args.bias + column, size_t(4 * columns));
-    const float* sums = scratch.sums + p * panel;
-    for (int64_t r = 0; r < piece.rows; ++r, sums += kPanel) {
-        Y* to = static_cast<Y*>(args.y) + (piece.row + r) * args.y_stride + column;
-        for (int64_t i = 0; i < columns; i += kLanes) {
-            Vec sum = Vec::load(sums + i / kPanel * panel + i % kPanel);
-            if (args.scale) sum = sum * Vec::load(scale + i);
-            store_first(args.bias ? sum + Vec::load(bias + i) : sum, to + i, columns - i);
+    if (args.w.scale) memcpy(scale, args.w.scale + column, size_t(4 * columns));
+    if (args.w.bias) memcpy(bias, args.w.bias + column, size_t(4 * columns));
+    with_type(args.y.dtype, [&](auto y) {
+        const float* sums = scratch.sums + p * panel;
+        for (int64_t r = 0; r < piece.rows; ++r, sums += kPanel) {
+            auto* to =
+                static_cast<TypeOf<decltype(y)>*>(args.y.data) + (piece.row + r) * args.y.stride + column;
+            for (int64_t i = 0; i < columns; i += kLanes) {
+                Vec sum = Vec::load(sums + i / kPanel * panel + i % kPanel);
+                if (args.w.scale) sum = sum * Vec::load(scale + i);
+                store_first(args.w.bias ? sum + Vec::load(bias + i) : sum, to + i, columns - i);
+            }
         }
-    }
-}
-
-void finish_panels(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch, int64_t p,
-                   int64_t panels) {
-    with_type(args.y_dtype, [&](auto y) { finish<TypeOf<decltype(y)>>(args, piece, scratch, p, panels); });
+    });
 }
 
 // One block of k.
@@ -95,8 +92,8 @@ struct Block {
 template <Mode mode>
 Block block_of(const LinearArgs& args, int64_t k0) {
     constexpr int64_t value_bytes = mode == Mode::kFloat ? 4 : 2;
-    const int64_t k = args.in - k0 < kBlockK ? args.in - k0 : kBlockK;
-    return {k0, k, k0 == 0, k0 + k == args.in, packed_k(k, value_bytes) * kPanel * value_bytes};
+    const int64_t k = args.w.in - k0 < kBlockK ? args.w.in - k0 : kBlockK;
+    return {k0, k, k0 == 0, k0 + k == args.w.in, packed_k(k, value_bytes) * kPanel * value_bytes};
 }
 
 // Returns the memory of a panel of a run in a block.
@@ -128,11 +125,11 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
     t.b = weights;
     t.panel_bytes = run ? code_bytes(*run, block.k) : block.panel_bytes;
     t.sums_panel = scratch_rows(piece.rows) * kPanel;
-    t.y_row = args.y_stride;
-    t.y_dtype = args.y_dtype;
-    t.scale = args.scale ? args.scale + column : nullptr;
-    t.bias = args.bias ? args.bias + column : nullptr;
-    const bool direct = block.last && column + panels * kPanel <= args.out;
+    t.y_row = args.y.stride;
+    t.y_dtype = args.y.dtype;
+    t.scale = args.w.scale ? args.w.scale + column : nullptr;
+    t.bias = args.w.bias ? args.w.bias + column : nullptr;
+    const bool direct = block.last && column + panels * kPanel <= args.w.out;
     for (int64_t i = 0, row = 0; i < tiles; ++i) {
         const int64_t rows = (piece.rows - row + tiles - i - 1) / (tiles - i);
         t.a = scratch.rows + row * kRowBytes;
@@ -141,8 +138,8 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
         t.ahead = ahead_of(rows);
         fetch_later(t, panels, i, tiles);
         if (direct) {
-            t.y = static_cast<char*>(args.y) +
-                  ((piece.row + row) * args.y_stride + column) * bytes_of(args.y_dtype);
+            t.y = static_cast<char*>(args.y.data) +
+                  ((piece.row + row) * args.y.stride + column) * bytes_of(args.y.dtype);
         }
         if (run) {
             run_code_tile(*run, rows, panels, t);
@@ -151,7 +148,7 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
         }
         row += rows;
     }
-    if (block.last && !direct) finish_panels(args, piece, scratch, p, panels);
+    if (block.last && !direct) finish(args, piece, scratch, p, panels);
 }
 
 #if defined(__AMX_BF16__)
@@ -173,7 +170,7 @@ void run_panels<Mode::kMatrix>(const LinearArgs& args, const LinearPiece& piece,
         t.sums = scratch.sums + p * t.sums_panel + row * kPanel;
         run_matrix_tile(piece.rows - row, panels, t);
     }
-    if (block.last) finish_panels(args, piece, scratch, p, panels);
+    if (block.last) finish(args, piece, scratch, p, panels);
 }
 #endif
 
@@ -193,12 +190,17 @@ void run_codes(const LinearArgs& args, const LinearPiece& piece, Block block, co
 
 template <Mode mode>
 void run_piece(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch) {
-    const PanelRun whole{
-        0, panels_of(args.out), static_cast<const char*>(args.w), Codes::none, kBlockK, Scales::float32, 0};
-    for (int64_t k0 = 0; k0 < args.in; k0 += kBlockK) {
+    const PanelRun whole{0,
+                         panels_of(args.w.out),
+                         static_cast<const char*>(args.w.weights),
+                         Codes::none,
+                         kBlockK,
+                         Scales::float32,
+                         0};
+    for (int64_t k0 = 0; k0 < args.w.in; k0 += kBlockK) {
         const Block block = block_of<mode>(args, k0);
         copy_rows<mode>(args, piece, k0, block.k, scratch.rows);
-        const PanelRun* run = args.runs ? args.runs : &whole;
+        const PanelRun* run = args.w.runs ? args.w.runs : &whole;
         for (int64_t p = 0; p < piece.panels;) {
             while (run->end <= piece.panel + p) ++run;
             const int64_t left =
@@ -223,7 +225,7 @@ void run(const LinearArgs& args, const LinearPiece& piece, char* memory) {
     scratch.sums = reinterpret_cast<float*>(memory + scratch_rows(piece.rows) * kRowBytes);
     scratch.decoded =
         reinterpret_cast<char*>(scratch.sums + scratch_rows(piece.rows) * piece.panels * kPanel);
-    with_type(args.w_dtype, [&](auto w) {
+    with_type(args.w.dtype, [&](auto w) {
         constexpr Mode mode = mode_of(decltype(w)());
         [[maybe_unused]] const Registers<mode> registers;
         run_piece<mode>(args, piece, scratch);

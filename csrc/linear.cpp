@@ -72,10 +72,10 @@ void pack_code_panel(const uint8_t* codes, int64_t stride, const float* scales, 
 }
 
 template <class T>
-void unpack(const T* packed, int64_t out, int64_t in, const int64_t* indices, int64_t count, T* rows,
-            int num_threads) {
+void unpack(const Projection& weights, const int64_t* indices, int64_t count, T* rows, int num_threads) {
     constexpr int64_t group = kCouple<T>;
-    const int64_t panels = panels_of(out);
+    const T* packed = static_cast<const T*>(weights.weights);
+    const int64_t in = weights.in, panels = panels_of(weights.out);
     share_rows(count, in, num_threads, 0, [&](int64_t begin, int64_t end, char*) {
         for (int64_t r = begin; r < end; ++r) {
             const int64_t panel = indices[r] / kPanel;
@@ -162,7 +162,7 @@ Cut cut(const Question& question) {
 }
 
 int64_t scratch_bytes(const LinearArgs& args, int64_t rows, int64_t panels) {
-    const int64_t decoded = args.runs ? kDecodedPanels * kBlockK * kPanel * 4 : 0;
+    const int64_t decoded = args.w.runs ? kDecodedPanels * kBlockK * kPanel * 4 : 0;
     return scratch_rows(rows) * (kRowBytes + 4 * panels * kPanel) + decoded;
 }
 
@@ -205,54 +205,34 @@ void pack_codes(const uint8_t* codes, int64_t stride, const float* scales, const
     });
 }
 
-void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
-                 int64_t count, void* rows, int num_threads) {
-    with_type(dtype, [&](auto of) {
-        using T = TypeOf<decltype(of)>;
-        unpack(static_cast<const T*>(packed), out, in, indices, count, static_cast<T*>(rows), num_threads);
+void unpack_rows(const Projection& packed, const int64_t* indices, int64_t count, void* rows,
+                 int num_threads) {
+    with_type(packed.dtype, [&](auto of) {
+        unpack(packed, indices, count, static_cast<TypeOf<decltype(of)>*>(rows), num_threads);
     });
 }
 
 void linear(const LinearArgs& args, int num_threads) {
     const LinearIsa isa = APC_FOR_OWN_ISA(linear_isa)();
-    if (args.t == 0 || args.out == 0) return;
-    const LinearShape& shape = args.w_dtype == DType::bfloat16 ? isa.bfloat16 : isa.float32;
-    const double work = double(args.t + kWeightCost) * double(args.out) * double(args.in);
+    const int64_t t = args.y.t, panels = panels_of(args.w.out);
+    if (t == 0 || panels == 0) return;
+    const LinearShape& shape = args.w.dtype == DType::bfloat16 ? isa.bfloat16 : isa.float32;
+    const double work = double(t + kWeightCost) * double(args.w.out) * double(args.w.in);
     const int64_t threads = useful_threads(work, kSerialWork, num_threads);
-    const Cut c = cut({args.t, panels_of(args.out), threads, shape});
+    const Cut c = cut({t, panels, threads, shape});
     const int64_t pieces = c.row_blocks * c.panel_blocks;
     share_pieces(pieces, threads, scratch_bytes(args, c.rows, c.panels), [&](int64_t piece, char* scratch) {
         const int64_t row = piece / c.panel_blocks * c.rows, panel = piece % c.panel_blocks * c.panels;
-        const int64_t rows = args.t - row < c.rows ? args.t - row : c.rows;
-        const int64_t left = panels_of(args.out) - panel;
+        const int64_t rows = t - row < c.rows ? t - row : c.rows;
+        const int64_t left = panels - panel;
         isa.run(args, {row, rows, panel, left < c.panels ? left : c.panels}, scratch);
     });
-}
-
-LinearArgs linear_args(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y) {
-    LinearArgs args;
-    args.t = y.t;
-    args.in = projection.in;
-    args.out = projection.out;
-    args.x = x.data;
-    args.x_stride = x.stride;
-    args.x_rows = x_rows;
-    args.x_dtype = x.dtype;
-    args.w = projection.weights;
-    args.runs = projection.runs;
-    args.w_dtype = projection.dtype;
-    args.scale = projection.scale;
-    args.bias = projection.bias;
-    args.y = y.data;
-    args.y_stride = y.stride;
-    args.y_dtype = y.dtype;
-    return args;
 }
 
 void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
              int num_threads) {
     const PartTimer timer(Part::products);
-    linear(linear_args(projection, x, x_rows, y), num_threads);
+    linear({projection, x, x_rows, y}, num_threads);
 }
 
 Rows columns_from(const Rows& rows, int64_t first) {

@@ -67,20 +67,32 @@ constexpr int64_t code_bytes(const PanelRun& run, int64_t k) {
 // Most panels that are decoded at a time.
 constexpr int64_t kDecodedPanels = 2;
 
-struct LinearArgs {
-    int64_t t = 0, in = 0, out = 0;
-    const void* x = nullptr;  // (t, in), row stride x_stride
-    int64_t x_stride = 0;
-    const int64_t* x_rows = nullptr;  // (t): row r of the product is row x_rows[r] of x; null: row r
-    DType x_dtype = DType::float32;
-    const void* w = nullptr;         // packed, if there are no runs
+// Projection: packed weights (out, in), whole or in runs of panels, and a scale and a bias (out), each of
+// them or null.
+struct Projection {
+    int64_t out = 0, in = 0;
+    const void* weights = nullptr;  // packed, if there are no runs
+    DType dtype = DType::float32;   // of the weights, or of decoded ones
+    const float *scale = nullptr, *bias = nullptr;
     const PanelRun* runs = nullptr;  // of all panels in order, or null
-    DType w_dtype = DType::float32;  // of the weights, or of decoded ones
-    const float* scale = nullptr;    // (out) or null
-    const float* bias = nullptr;     // (out) or null
-    void* y = nullptr;               // (t, out), row stride y_stride
-    int64_t y_stride = 0;
-    DType y_dtype = DType::float32;
+};
+
+// Matrix of activations.
+struct Rows {
+    int64_t t = 0;
+    void* data = nullptr;
+    int64_t stride = 0;
+    DType dtype = DType::float32;
+};
+// Returns the rows without their first columns.
+Rows columns_from(const Rows& rows, int64_t first);
+
+// Product of y.t rows.
+struct LinearArgs {
+    Projection w;
+    Rows x;
+    const int64_t* x_rows = nullptr;  // (y.t): row r of the product is row x_rows[r] of x; null: row r
+    Rows y;
 };
 
 // Piece of the output: rows [row, row + rows) and panels [panel, panel + panels).
@@ -109,16 +121,6 @@ struct LinearIsa {
 APC_ISAS(APC_DECLARE, )
 #undef APC_DECLARE
 
-// Projection: packed weights (out, in), whole or in runs of panels, and a scale and a bias (out), each of
-// them or null. dtype: of the weights, or of decoded ones.
-struct Projection {
-    int64_t out = 0, in = 0;
-    const void* weights = nullptr;
-    DType dtype = DType::float32;
-    const float *scale = nullptr, *bias = nullptr;
-    const PanelRun* runs = nullptr;
-};
-
 constexpr int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
 
 // Returns the bytes of packed weights (out, in). Throws std::length_error on overflow.
@@ -131,22 +133,11 @@ void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DT
 void pack_codes(const uint8_t* codes, int64_t stride, const float* scales, const int8_t* zeros, int64_t out,
                 int64_t in, const PanelRun& run, int num_threads);
 // Writes rows `indices` (count) of the packed weights back as (count, in) in the packed type.
-void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
-                 int64_t count, void* rows, int num_threads);
+void unpack_rows(const Projection& packed, const int64_t* indices, int64_t count, void* rows,
+                 int num_threads);
 void linear(const LinearArgs& args, int num_threads);  // uses the current instruction set
 
-// Matrix of activations.
-struct Rows {
-    int64_t t = 0;
-    void* data = nullptr;
-    int64_t stride = 0;
-    DType dtype = DType::float32;
-};
-// Returns the rows without their first columns.
-Rows columns_from(const Rows& rows, int64_t first);
-// Returns the arguments of y = x W^T (* scale) (+ bias) for y.t rows. x_rows: see LinearArgs.
-LinearArgs linear_args(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y);
-// Computes this product, and counts its time as that of Part::products.
+// Computes the product, and counts its time as that of Part::products. x_rows: see LinearArgs.
 void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
              int num_threads);
 

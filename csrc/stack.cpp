@@ -44,7 +44,7 @@ void embed(const StackParams& p, std::int64_t t, const std::int64_t* tokens, flo
     const bool wide = p.head.dtype == DType::float32;
     char* rows = wide ? reinterpret_cast<char*>(to) : thread_workspace(t * row_bytes);
     if (p.embedding == nullptr)
-        unpack_rows(p.head.weights, p.head.out, h, p.head.dtype, tokens, t, rows, num_threads);
+        unpack_rows(p.head, tokens, t, rows, num_threads);
     const char* embedding = static_cast<const char*>(p.embedding);
     share_rows(t, h, num_threads, 0, [&](std::int64_t begin, std::int64_t end, char*) {
         for (std::int64_t r = begin; r < end; ++r) {

@@ -139,14 +139,15 @@ void try_linear() {
             expected.push_back((scaled ? sum * scale.at(o) : sum) + (biased ? bias.at(o) : 0.0));
         }
     }
+    const Projection weights{
+        out,    in, packed.data(), type, scaled ? scale.floats() : nullptr, biased ? bias.floats() : nullptr,
+        nullptr};
     check("linear", y, expected, 1e-4, type == DType::bfloat16, [&](int threads) {
-        linear({t, in, out, x.data(), in + gap, nullptr, x.dtype, packed.data(), type,
-                scaled ? scale.floats() : nullptr, biased ? bias.floats() : nullptr, y.data(), out, y.dtype},
-               threads);
+        linear({weights, {t, x.data(), in + gap, x.dtype}, nullptr, {t, y.data(), out, y.dtype}}, threads);
     });
     const Integers row = {pick(0, out - 1)};
     Array back(type, in);
-    unpack_rows(packed.data(), out, in, type, row.data(), 1, back.data(), 2);
+    unpack_rows(weights, row.data(), 1, back.data(), 2);
     const char* from = w.memory.get() + row[0] * in * bytes_of(type);
     if (std::memcmp(back.data(), from, size_t(back.bytes())) != 0) fail("unpacked weights differ");
 }
