@@ -18,7 +18,7 @@ static_assert(kMaxWidth <= kTokenGrain, "a part of a sequence finds what it need
 constexpr int64_t kTile = 256;
 
 // Computation of one unit. T: type of x, state and out. Scratch: weight (w, channel) and bias (channel) as
-// floats, then the inputs before the first token (w - 1, channel). conv_scratch_floats returns its size.
+// floats, then the inputs before the first token (w - 1, channel).
 template <bool kSilu, class T>
 class UnitConv {
   public:

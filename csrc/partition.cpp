@@ -104,12 +104,4 @@ std::vector<Unit> cut_tokens(const RaggedParams& ragged, std::int64_t d_inner, s
     return units;
 }
 
-std::int64_t longest_sequence(const RaggedParams& ragged) {
-    std::int64_t longest = 0;
-    for (std::int64_t s = 0; s < ragged.num_sequences; ++s) {
-        longest = std::max(longest, ragged.cu_seqlens[s + 1] - ragged.cu_seqlens[s]);
-    }
-    return longest;
-}
-
 }  // namespace apcbatch

@@ -37,7 +37,4 @@ std::vector<Unit> partition(const RaggedParams& ragged, std::int64_t d_inner, st
 std::vector<Unit> cut_tokens(const RaggedParams& ragged, std::int64_t d_inner, std::int64_t widest,
                              int num_threads);
 
-// Returns the number of tokens of the longest sequence.
-std::int64_t longest_sequence(const RaggedParams& ragged);
-
 }  // namespace apcbatch

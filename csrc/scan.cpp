@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "linear.h"
 #include "parts.h"
 #include "share.h"
 
@@ -45,25 +44,26 @@ void run_units(const Params& params, const std::vector<Unit>& units, UnitFunctio
                  });
 }
 
-// Counts A, h, dt_bias, D and the largest A of every channel; the rows of a tile, with one cache line of
-// padding per vector; B and C.
-std::int64_t scratch_floats(std::int64_t longest, std::int64_t d_state, std::int64_t channels) {
-    const std::int64_t tokens = std::min(longest, kTileTokens);
-    const std::int64_t padded = (channels + kChannelGrain - 1) / kChannelGrain * kChannelGrain;
-    return 2 * d_state * (padded + tokens) + (3 * tokens + 2) * kTileChannels + 3 * padded;
+std::int64_t longest_sequence(const RaggedParams& ragged) {
+    std::int64_t longest = 0;
+    for (std::int64_t s = 0; s < ragged.num_sequences; ++s) {
+        longest = std::max(longest, ragged.cu_seqlens[s + 1] - ragged.cu_seqlens[s]);
+    }
+    return longest;
+}
+
+std::int64_t padded(std::int64_t channels) {
+    return (channels + kChannelGrain - 1) / kChannelGrain * kChannelGrain;
+}
+
+// Returns the floats of selective_scan_unit's scratch: A, h, dt_bias, D and the largest A of every channel;
+// the rows of a tile, with one cache line of padding per vector; B and C.
+std::int64_t scan_scratch_floats(std::int64_t longest, std::int64_t d_state, std::int64_t channels) {
+    const std::int64_t tokens = std::min(longest, kTileTokens), all = padded(channels);
+    return 2 * d_state * (all + tokens) + (3 * tokens + 2) * kTileChannels + 3 * all;
 }
 
 }  // namespace
-
-std::int64_t scan_scratch_floats(const ScanParams& params, std::int64_t channels) {
-    return scratch_floats(longest_sequence(params.ragged), params.d_state, channels);
-}
-
-// Counts the weights and bias of every channel, and the inputs before the first token.
-std::int64_t conv_scratch_floats(const ConvParams& params, std::int64_t channels) {
-    const std::int64_t padded = (channels + kChannelGrain - 1) / kChannelGrain * kChannelGrain;
-    return 2 * params.width * padded;
-}
 
 void causal_conv(const ConvParams& params, int num_threads) {
     num_threads = threads_for(params.ragged, kConvSetUp, params.d_inner * params.width, num_threads);
@@ -73,7 +73,8 @@ void causal_conv(const ConvParams& params, int num_threads) {
         many ? cut_tokens(params.ragged, params.d_inner, kWidestConvRange, num_threads)
              : partition(params.ragged, params.d_inner, line_of(params.dtype), kWidestConvRange, num_threads);
     if (units.empty()) return;
-    run_units(params, units, APC_FOR_ISA(causal_conv_unit), conv_scratch_floats(params, units[0].channels),
+    // The weights and bias of every channel, and the inputs before the first token.
+    run_units(params, units, APC_FOR_ISA(causal_conv_unit), 2 * params.width * padded(units[0].channels),
               num_threads);
 }
 
@@ -82,7 +83,8 @@ void selective_scan(const ScanParams& params, int num_threads) {
     const auto units = partition(params.ragged, params.d_inner, line_of(params.dtype),
                                  widest_scan_range(params.d_state), num_threads);
     if (units.empty()) return;
-    run_units(params, units, APC_FOR_ISA(selective_scan_unit), scan_scratch_floats(params, units[0].channels),
+    run_units(params, units, APC_FOR_ISA(selective_scan_unit),
+              scan_scratch_floats(longest_sequence(params.ragged), params.d_state, units[0].channels),
               num_threads);
 }
 
@@ -97,7 +99,7 @@ void selective_scan_alone(const ScanParams& params, char* memory) {
 
 std::int64_t scan_alone_bytes(std::int64_t d_inner, std::int64_t d_state, std::int64_t tokens) {
     const std::int64_t widest = std::min(d_inner, widest_scan_range(d_state));
-    return std::int64_t(sizeof(float)) * scratch_floats(tokens, d_state, widest);
+    return std::int64_t(sizeof(float)) * scan_scratch_floats(tokens, d_state, widest);
 }
 
 void convolve(ConvParams conv, const RaggedParams& ragged, const Rows& from, const Rows& to,

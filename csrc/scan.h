@@ -4,13 +4,11 @@
 
 #include <cstdint>
 
-#include "instruction_sets.h"
+#include "linear.h"
 #include "params.h"
 #include "partition.h"
 
 namespace apcbatch {
-
-struct Rows;  // linear.h
 
 // Elementwise functions of vmath.h.
 enum class Elementwise : int {
@@ -36,11 +34,6 @@ std::int64_t scan_alone_bytes(std::int64_t d_inner, std::int64_t d_state, std::i
 void shift_in(const ConvParams& conv, std::int64_t slot, const char* rows, std::int64_t row_bytes,
               std::int64_t count);
 void elementwise(Elementwise function, const float* from, float* to, std::int64_t count);
-
-// Return the scratch of one unit of `channels` channels, in floats, for selective_scan_unit and
-// causal_conv_unit.
-std::int64_t scan_scratch_floats(const ScanParams& params, std::int64_t channels);
-std::int64_t conv_scratch_floats(const ConvParams& params, std::int64_t channels);
 
 // Maximum tokens and channels of a tile of the scan. The tile's rows stay in the L2 cache, those of one
 // vector of channels in the L1 cache.

@@ -39,6 +39,11 @@ class Scratch {
     std::int64_t bytes_ = 0;
 };
 
+char* existing(char* memory) {
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+}
+
 }  // namespace
 
 char* thread_scratch(std::int64_t bytes) noexcept {
@@ -48,16 +53,12 @@ char* thread_scratch(std::int64_t bytes) noexcept {
 
 char* thread_workspace(std::int64_t bytes) {
     thread_local Scratch workspace;
-    char* memory = workspace.grown(bytes);
-    if (memory == nullptr) throw std::bad_alloc();
-    return memory;
+    return existing(workspace.grown(bytes));
 }
 
 char* thread_stream(std::int64_t bytes) {
     thread_local Scratch stream;
-    char* memory = stream.grown(bytes);
-    if (memory == nullptr) throw std::bad_alloc();
-    return memory;
+    return existing(stream.grown(bytes));
 }
 
 void refuse_scratch(std::int64_t count) { refusals = count; }
