@@ -36,7 +36,8 @@ std::vector<AttentionUnit> cut(const AttentionParams& p) {
 
 }  // namespace
 
-SequenceFault check_sequences(const AttentionParams& p, int64_t t, int64_t pages, int64_t columns) {
+SequenceFault check_sequences(const PagedSequences& p, int64_t t, int64_t pages) {
+    const int64_t columns = p.page_table_stride;
     if (p.cu_seqlens[0] != 0 || p.cu_seqlens[p.num_sequences] != t) return SequenceFault::cu_seqlens;
     for (int64_t s = 0; s < p.num_sequences; ++s) {
         const int64_t begin = p.cu_seqlens[s], end = p.cu_seqlens[s + 1];

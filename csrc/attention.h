@@ -16,6 +16,16 @@ namespace apcbatch {
 
 constexpr int64_t kPageTokens = 64;
 
+// Locations of a pass's keys and values in the paged KV cache.
+struct PagedSequences {
+    int64_t num_sequences = 0;
+    const int64_t* page_table = nullptr;  // (b, max_pages), row stride page_table_stride
+    int64_t page_table_stride = 0;
+    const int64_t* cu_seqlens = nullptr;   // (b + 1)
+    const int64_t* context = nullptr;      // (b): tokens cached before this chunk
+    const int64_t* token_slots = nullptr;  // (t): page * kPageTokens + offset
+};
+
 struct AttentionParams {
     int64_t num_sequences = 0, heads = 0, kv_heads = 0, head_dim = 0;
     float scale = 0.0f;
@@ -31,6 +41,17 @@ struct AttentionParams {
     const int64_t* context = nullptr;     // (b): tokens cached before this chunk
     void* out = nullptr;                  // (t, heads, head_dim) contiguous, q's dtype
 };
+
+// Returns arguments with the fields of `sequences`.
+inline AttentionParams attention_over(const PagedSequences& sequences) {
+    AttentionParams p;
+    p.num_sequences = sequences.num_sequences;
+    p.page_table = sequences.page_table;
+    p.page_table_stride = sequences.page_table_stride;
+    p.cu_seqlens = sequences.cu_seqlens;
+    p.context = sequences.context;
+    return p;
+}
 
 // Unit of work: queries [begin, end) of one sequence's chunk, for the heads that share one kv head.
 struct AttentionUnit {
@@ -73,8 +94,7 @@ constexpr int64_t attention_scratch_bytes(int64_t head_dim, int64_t rows) {
 enum class SequenceFault : int { none = 0, cu_seqlens = 1, context = 2, columns = 3, page = 4 };
 
 // Checks cu_seqlens, context and the pages to be read. t: number of tokens. pages: pages in the cache.
-// columns: columns of page_table.
-SequenceFault check_sequences(const AttentionParams& params, int64_t t, int64_t pages, int64_t columns);
+SequenceFault check_sequences(const PagedSequences& sequences, int64_t t, int64_t pages);
 void paged_attention(const AttentionParams& params, int num_threads);
 void write_kv(const KvParams& params, int num_threads);
 

@@ -6,8 +6,21 @@
 namespace apcbatch {
 namespace {
 
-// Returns the bytes of t positions, in whole cache lines.
-std::int64_t position_bytes(std::int64_t t) { return whole_lines(8 * t); }
+// Buffers of a pass, consecutive in the workspace.
+struct Buffers {
+    std::int64_t* positions = nullptr;  // (t); null without norms
+    Rows normed, y, qkv;
+    std::int64_t bytes;
+
+    Buffers(const AttentionMixer& p, std::int64_t t, char* memory) {
+        Workspace workspace(memory);
+        if (!p.norms.is_none()) positions = workspace.take<std::int64_t>(t);
+        normed = workspace.rows(t, p.qkv_proj.in, p.dtype);
+        y = workspace.rows(t, p.o_proj.in, p.dtype);
+        qkv = workspace.rows(t, p.qkv_proj.out, p.dtype);
+        bytes = workspace.bytes();
+    }
+};
 
 // Writes the absolute position of each token of the pass.
 void write_positions(const PagedSequences& sequences, std::int64_t* positions) {
@@ -24,8 +37,7 @@ void norm_heads(const AttentionMixer& p, const Rows& qkv, std::int64_t column, s
     rows.t = qkv.t;
     rows.heads = heads;
     rows.head_dim = p.head_dim;
-    rows.y = static_cast<char*>(qkv.data) + column * bytes_of(p.dtype);
-    rows.x = rows.y;
+    rows.x = rows.y = columns_from(qkv, column).data;
     rows.x_stride = rows.y_stride = qkv.stride;
     rows.weight = weight;
     rows.eps = p.norms.eps;
@@ -42,20 +54,19 @@ void gate(const AttentionMixer& p, const Rows& qkv, const Rows& y, int num_threa
     rows.t = y.t;
     rows.h = rows.x_stride = rows.y_stride = y.stride;
     rows.x = rows.y = y.data;
-    rows.gate =
-        static_cast<const char*>(qkv.data) + (p.heads + 2 * p.kv_heads) * p.head_dim * bytes_of(p.dtype);
+    rows.gate = columns_from(qkv, (p.heads + 2 * p.kv_heads) * p.head_dim).data;
     rows.gate_stride = qkv.stride;
     rows.dtype = p.dtype;
     sigmoid_mul(rows, num_threads);
 }
 
 void write(const AttentionMixer& p, const PagedSequences& sequences, const Rows& qkv, int num_threads) {
-    const std::int64_t row = p.kv_heads * p.head_dim, value_bytes = bytes_of(p.dtype);
+    const std::int64_t row = p.kv_heads * p.head_dim;
     KvParams kv;
     kv.t = qkv.t;
     kv.row = row;
-    kv.k = static_cast<const char*>(qkv.data) + p.heads * p.head_dim * value_bytes;
-    kv.v = static_cast<const char*>(kv.k) + row * value_bytes;
+    kv.k = columns_from(qkv, p.heads * p.head_dim).data;
+    kv.v = columns_from(qkv, p.heads * p.head_dim + row).data;
     kv.k_stride = kv.v_stride = qkv.stride;
     kv.dtype = p.dtype;
     kv.k_cache = p.k_cache;
@@ -67,8 +78,7 @@ void write(const AttentionMixer& p, const PagedSequences& sequences, const Rows&
 
 void attend(const AttentionMixer& p, const PagedSequences& sequences, const Rows& qkv, const Rows& to,
             int num_threads) {
-    AttentionParams attention;
-    attention.num_sequences = sequences.num_sequences;
+    AttentionParams attention = attention_over(sequences);
     attention.heads = p.heads;
     attention.kv_heads = p.kv_heads;
     attention.head_dim = p.head_dim;
@@ -79,35 +89,24 @@ void attend(const AttentionMixer& p, const PagedSequences& sequences, const Rows
     attention.k_cache = p.k_cache;
     attention.v_cache = p.v_cache;
     attention.cache_dtype = p.cache_dtype;
-    attention.page_table = sequences.page_table;
-    attention.page_table_stride = sequences.page_table_stride;
-    attention.cu_seqlens = sequences.cu_seqlens;
-    attention.context = sequences.context;
     attention.out = to.data;
     paged_attention(attention, num_threads);
 }
 
 }  // namespace
 
-std::int64_t AttentionMixer::scratch_bytes(std::int64_t t) const {
-    const std::int64_t positions = norms.is_none() ? 0 : position_bytes(t);
-    return positions + t * (qkv_proj.in + o_proj.in + qkv_proj.out) * bytes_of(dtype);
-}
+std::int64_t AttentionMixer::scratch_bytes(std::int64_t t) const { return Buffers(*this, t, nullptr).bytes; }
 
 void AttentionMixer::run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
                          int num_threads) const {
     const AttentionMixer& p = *this;
     const PagedSequences& sequences = inputs.sequences;
-    const std::int64_t t = inputs.t, h = p.qkv_proj.in, d = p.o_proj.in, value_bytes = bytes_of(p.dtype);
-    std::int64_t* positions = nullptr;
-    if (!p.norms.is_none()) {
-        positions = reinterpret_cast<std::int64_t*>(memory);
-        memory += position_bytes(t);
-    }
-    const Rows normed{t, memory, h, p.dtype}, y{t, memory + t * h * value_bytes, d, p.dtype};
-    const Rows qkv{t, memory + t * (h + d) * value_bytes, p.qkv_proj.out, p.dtype};
-    pre_norm(p.norm, t, h, residual, normed.data, p.dtype, num_threads);
-    project(p.qkv_proj, normed, nullptr, qkv,
+    const std::int64_t t = inputs.t, h = p.qkv_proj.in, d = p.o_proj.in;
+    const Buffers buffers(p, t, memory);
+    const Rows &y = buffers.y, &qkv = buffers.qkv;
+    std::int64_t* positions = buffers.positions;
+    pre_norm(p.norm, residual, buffers.normed, num_threads);
+    project(p.qkv_proj, buffers.normed, nullptr, qkv,
             num_threads);  // (t, h) -> (t, (heads + 2 kv_heads [+ heads]) head_dim)
     {
         const PartTimer timer(Part::attention);

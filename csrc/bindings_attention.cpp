@@ -31,21 +31,16 @@ void bound_write_kv(std::int64_t t, std::int64_t row, const View& k, const View&
 // Sequences of a pass: b, address of page_table (b, columns), columns, addresses of cu_seqlens and context.
 using Sequences = std::tuple<std::int64_t, Address, std::int64_t, Address, Address>;
 
-void set_sequences(const Sequences& sequences, AttentionParams& p) {
-    const std::int64_t b = std::get<0>(sequences);
-    p.num_sequences = b;
-    p.page_table = integers(std::get<1>(sequences), kMaybe);
-    p.page_table_stride = std::get<2>(sequences);
-    p.cu_seqlens = integers(std::get<3>(sequences), 1);
-    p.context = integers(std::get<4>(sequences), b);
+PagedSequences paged_sequences(const Sequences& sequences) {
+    const auto& [b, page_table, columns, cu_seqlens, context] = sequences;
+    return {b, integers(page_table, kMaybe), columns, integers(cu_seqlens, 1), integers(context, b), nullptr};
 }
 
 // q, out: (t, heads, head_dim), out contiguous. k_cache, v_cache: contiguous, of one type.
 void bound_paged_attention(const View& q, const View& k_cache, const View& v_cache, const View& out,
                            const Sequences& sequences, std::int64_t heads, std::int64_t kv_heads,
                            std::int64_t head_dim, float scale, int num_threads) {
-    AttentionParams p;
-    set_sequences(sequences, p);
+    AttentionParams p = attention_over(paged_sequences(sequences));
     p.heads = heads;
     p.kv_heads = kv_heads;
     p.head_dim = head_dim;
@@ -72,9 +67,7 @@ void bound_sigmoid_mul(std::int64_t t, std::int64_t h, const View& x, const View
 }
 
 int bound_check_sequences(const Sequences& sequences, std::int64_t t, std::int64_t pages) {
-    AttentionParams p;
-    set_sequences(sequences, p);
-    return int(check_sequences(p, t, pages, p.page_table_stride));
+    return int(check_sequences(paged_sequences(sequences), t, pages));
 }
 
 // Returns the smallest and the largest of `count` integers, 1 or more.

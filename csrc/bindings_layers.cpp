@@ -28,23 +28,24 @@ MambaMixer mamba_mixer(const PreNorm& norm, const Projection& in_proj, const Pro
                        float norm_eps, const View& ssm, const View& conv) {
     MambaMixer p;
     p.norm = norm;
-    p.dtype = in_proj.dtype;
     p.in_proj = in_proj;
     p.x_proj = x_proj;
     p.dt_proj = dt_proj;
     p.out_proj = out_proj;
-    p.d_state = d_state;
-    p.conv = mixer_conv(p.dtype, dt_proj.out, width, conv_weight, conv_bias, conv);
-    p.A = floats(A, d_state);
-    p.D = floats(D, d_state);
-    p.dt_bias = floats(dt_bias, d_state);
+    p.conv = mixer_conv(in_proj.dtype, dt_proj.out, width, conv_weight, conv_bias, conv);
+    p.scan.dtype = in_proj.dtype;
+    p.scan.d_inner = dt_proj.out;
+    p.scan.d_state = d_state;
+    p.scan.A = floats(A, d_state);
+    p.scan.D = floats(D, d_state);
+    p.scan.dt_bias = floats(dt_bias, d_state);
+    p.scan.state = static_cast<float*>(values(ssm, DType::float32, kMaybe));
+    p.scan.state_stride = ssm.stride;
     p.has_norms = has_norms;
     p.dt_norm = floats(dt_norm, kMaybe);
     p.B_norm = floats(B_norm, kMaybe);
     p.C_norm = floats(C_norm, kMaybe);
     p.norm_eps = norm_eps;
-    p.ssm = static_cast<float*>(values(ssm, DType::float32, kMaybe));
-    p.ssm_stride = ssm.stride;
     return p;
 }
 
@@ -74,10 +75,6 @@ ShortConv short_conv(const PreNorm& norm, const Projection& in_proj, const Proje
     return p;
 }
 
-Residual residual(std::int64_t t, Address sum, Address delta, bool has_delta) {
-    return {floats(sum, t), floats(delta, t), has_delta};
-}
-
 // Runs a sub-block alone. ragged: null for a sub-block without slots.
 void run_sub_block(const SubBlock& sub_block, std::int64_t t, const RaggedParams* ragged, Address sum,
                    Address delta, bool has_delta, int num_threads) {
@@ -85,7 +82,7 @@ void run_sub_block(const SubBlock& sub_block, std::int64_t t, const RaggedParams
     inputs.t = t;
     if (ragged != nullptr) inputs.ragged = *ragged;
     char* memory = thread_workspace(sub_block.scratch_bytes(t));
-    sub_block.run(inputs, residual(t, sum, delta, has_delta), memory, num_threads);
+    sub_block.run(inputs, {floats(sum, t), floats(delta, t), has_delta}, memory, num_threads);
 }
 
 AttentionMixer attention_mixer(const PreNorm& norm, const Projection& qkv_proj, const Projection& o_proj,

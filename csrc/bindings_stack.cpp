@@ -12,16 +12,16 @@
 namespace apcbatch {
 namespace {
 
-// Sub-block, and whether it runs in parallel with the previous one.
-using Entry = std::pair<std::shared_ptr<SubBlock>, bool>;
-
+// layers: of each its sub-blocks, and whether each runs in parallel with the previous one.
 StackParams stack_params(const py::list& layers, const PreNorm& norm, const Projection& head,
                          Address embedding, float embedding_scale) {
     StackParams p;
     for (const py::handle one : layers) {
-        p.layers.emplace_back();
-        for (const auto& [sub_block, is_beside] : one.cast<std::vector<Entry>>()) {
-            p.layers.back().push_back({sub_block, is_beside});
+        bool is_first = true;
+        for (const auto& [sub_block, is_beside] :
+             one.cast<std::vector<std::pair<std::shared_ptr<SubBlock>, bool>>>()) {
+            p.entries.push_back({sub_block, is_beside, is_first});
+            is_first = false;
         }
     }
     p.norm = norm;
@@ -51,15 +51,16 @@ BoundPass bound_pass(Address tokens, const RaggedParams& ragged, const Pages& pa
     BoundPass pass;
     PassParams& p = pass.params;
     const std::int64_t b = ragged.num_sequences;
+    const auto& [page_table, columns, context, token_slots, num_pages] = pages;
     p.tokens = integers(tokens, b);
     p.ragged = ragged;
-    p.sequences.num_sequences = b;
-    p.sequences.page_table = integers(std::get<0>(pages), kMaybe);
-    p.sequences.page_table_stride = std::get<1>(pages);
-    p.sequences.cu_seqlens = ragged.cu_seqlens;
-    p.sequences.context = integers(std::get<2>(pages), kMaybe);
-    p.sequences.token_slots = integers(std::get<3>(pages), kMaybe);
-    p.num_pages = std::get<4>(pages);
+    p.sequences = {b,
+                   integers(page_table, kMaybe),
+                   columns,
+                   ragged.cu_seqlens,
+                   integers(context, kMaybe),
+                   integers(token_slots, kMaybe)};
+    p.num_pages = num_pages;
     const std::int64_t r = std::get<0>(logits), s = std::get<0>(hidden);
     p.for_logits = {r, integers(std::get<1>(logits), r)};
     p.logits = floats(std::get<2>(logits), r);

@@ -9,23 +9,6 @@
 namespace apcbatch {
 namespace {
 
-// Allocates consecutive parts of the workspace. With null memory it only adds up their sizes.
-class Parts {
-  public:
-    explicit Parts(char* memory) : memory_(memory) {}
-    template <class T>
-    T* take(std::int64_t count) {
-        T* part = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
-        bytes_ += whole_lines(count * std::int64_t(sizeof(T)));
-        return part;
-    }
-    std::int64_t bytes() const { return bytes_; }
-
-  private:
-    char* memory_;
-    std::int64_t bytes_ = 0;
-};
-
 std::int64_t hidden_bytes(const ExpertParams& p, std::int64_t t) {
     return t * p.gate_up.out * bytes_of(p.dtype);
 }
@@ -49,11 +32,11 @@ void activate_in_place(const ExpertParams& p, std::int64_t t, char* hidden, int 
 }
 
 // Computes an expert's y for the t rows of x in x_rows. hidden: hidden_bytes(p, t) bytes.
-void run_expert(const ExpertParams& p, std::int64_t t, const void* x, const std::int64_t* x_rows,
+void run_expert(const ExpertParams& p, std::int64_t t, const Rows& x, const std::int64_t* x_rows,
                 char* hidden, float* y, int num_threads) {
     const std::int64_t h = p.gate_up.in;
-    const Rows normed{t, const_cast<void*>(x), h, p.dtype}, gate_up{t, hidden, p.gate_up.out, p.dtype};
-    project(p.gate_up, normed, x_rows, gate_up, num_threads);                   // (t, h) -> (t, 2f) or (t, f)
+    const Rows gate_up{t, hidden, p.gate_up.out, p.dtype};
+    project(p.gate_up, x, x_rows, gate_up, num_threads);                        // (t, h) -> (t, 2f) or (t, f)
     activate_in_place(p, t, hidden, num_threads);                               // its first f columns
     project(p.down, gate_up, nullptr, {t, y, h, DType::float32}, num_threads);  // (t, f) -> (t, h)
 }
@@ -73,14 +56,15 @@ void gate_rows(const Projection& gate, const Rows& x, float* logits, float* y, i
 
 // Working memory of an MLP.
 struct MlpMemory {
-    char *hidden, *normed;
+    char* hidden;
+    Rows normed;
     float* logits;  // of the gate
     std::int64_t bytes;
 
     MlpMemory(const Mlp& p, std::int64_t t, char* memory) {
-        Parts parts(memory);
+        Workspace parts(memory);
         hidden = parts.take<char>(hidden_bytes(p.expert, t));
-        normed = parts.take<char>(t * p.expert.gate_up.in * bytes_of(p.expert.dtype));
+        normed = parts.rows(t, p.expert.gate_up.in, p.expert.dtype);
         logits = parts.take<float>(t * p.gate.out);
         bytes = parts.bytes();
     }
@@ -138,16 +122,19 @@ void add_weighted(const float* parts, const std::int64_t* tokens, const float* w
 
 // Working memory of a mixture.
 struct MixtureMemory {
-    float *logits, *weights, *part, *sums;
+    float *logits, *weights, *part;
+    Rows sums;
     std::int64_t* experts;
     Routing routing;
-    char *hidden, *normed, *latent;
+    char* hidden;
+    Rows normed, latent;
     std::int64_t bytes;
 
     MixtureMemory(const Mixture& p, std::int64_t t, char* memory) {
         const std::int64_t n = p.router.out, k = p.rule.k, inner = p.experts[0].gate_up.in;
-        const std::int64_t value_bytes = bytes_of(p.experts[0].dtype), l = p.is_latent() ? inner : 0;
-        Parts parts(memory);
+        const std::int64_t l = p.is_latent() ? inner : 0;
+        const DType dtype = p.experts[0].dtype;
+        Workspace parts(memory);
         logits = parts.take<float>(t * n);
         weights = parts.take<float>(t * k);
         experts = parts.take<std::int64_t>(t * k);
@@ -156,9 +143,9 @@ struct MixtureMemory {
         routing.weights = parts.take<float>(t * k);
         part = parts.take<float>(t * inner);
         hidden = parts.take<char>(hidden_bytes(p.experts[0], t));
-        normed = parts.take<char>(t * p.router.in * value_bytes);
-        latent = parts.take<char>(t * l * value_bytes);
-        sums = parts.take<float>(t * l);
+        normed = parts.rows(t, p.router.in, dtype);
+        latent = parts.rows(t, l, dtype);
+        sums = parts.rows(t, l, DType::float32);
         bytes = parts.bytes();
     }
 };
@@ -168,12 +155,10 @@ struct MixtureMemory {
 std::int64_t Mlp::scratch_bytes(std::int64_t t) const { return MlpMemory(*this, t, nullptr).bytes; }
 
 void Mlp::run(const SubBlockInputs& inputs, const Residual& residual, char* memory, int num_threads) const {
-    const std::int64_t t = inputs.t, h = expert.gate_up.in;
-    const MlpMemory at(*this, t, memory);
-    pre_norm(norm, t, h, residual, at.normed, expert.dtype, num_threads);
-    run_expert(expert, t, at.normed, nullptr, at.hidden, residual.delta, num_threads);
-    if (gate.out > 0)
-        gate_rows(gate, {t, at.normed, h, expert.dtype}, at.logits, residual.delta, num_threads);
+    const MlpMemory at(*this, inputs.t, memory);
+    pre_norm(norm, residual, at.normed, num_threads);
+    run_expert(expert, inputs.t, at.normed, nullptr, at.hidden, residual.delta, num_threads);
+    if (gate.out > 0) gate_rows(gate, at.normed, at.logits, residual.delta, num_threads);
 }
 
 std::int64_t Mixture::scratch_bytes(std::int64_t t) const { return MixtureMemory(*this, t, nullptr).bytes; }
@@ -181,25 +166,20 @@ std::int64_t Mixture::scratch_bytes(std::int64_t t) const { return MixtureMemory
 void Mixture::run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
                   int num_threads) const {
     const std::int64_t t = inputs.t, h = router.in, n = router.out, k = rule.k;
-    const DType dtype = experts[0].dtype;
     const MixtureMemory at(*this, t, memory);
-    pre_norm(norm, t, h, residual, at.normed, dtype, num_threads);
-    const Rows normed{t, at.normed, h, dtype}, out{t, residual.delta, h, DType::float32};
-    choose_experts(*this, normed, at.logits, at.weights, at.experts, num_threads);
+    const Rows out{t, residual.delta, h, DType::float32};
+    pre_norm(norm, residual, at.normed, num_threads);
+    choose_experts(*this, at.normed, at.logits, at.weights, at.experts, num_threads);
     group_by_expert(t, k, n, at.experts, at.weights, at.routing);
-    Rows x = normed, y = out;
-    if (is_latent()) {
-        x = {t, at.latent, latent_in.out, dtype};
-        y = {t, at.sums, latent_in.out, DType::float32};
-        project(latent_in, normed, nullptr, x, num_threads);  // (t, h) -> (t, l)
-    }
+    const Rows &x = is_latent() ? at.latent : at.normed, &y = is_latent() ? at.sums : out;
+    if (is_latent()) project(latent_in, at.normed, nullptr, x, num_threads);  // (t, h) -> (t, l)
     float* sums = static_cast<float*>(y.data);
     std::memset(sums, 0, sizeof(float) * std::size_t(t * y.stride));
     for (std::int64_t e = 0; e < n; ++e) {
         const std::int64_t first = at.routing.begin[e], count = at.routing.begin[e + 1] - first;
         if (count == 0) continue;
         const std::int64_t* tokens = at.routing.tokens + first;
-        run_expert(experts[std::size_t(e)], count, x.data, tokens, at.hidden, at.part, num_threads);
+        run_expert(experts[std::size_t(e)], count, x, tokens, at.hidden, at.part, num_threads);
         add_weighted(at.part, tokens, at.routing.weights + first, count, y.stride, sums, num_threads);
     }
     if (is_latent()) project(latent_out, y, nullptr, out, num_threads);  // (t, l) -> (t, h)

@@ -1,11 +1,8 @@
 #include "head_mixer.h"
 
-#include <cstring>
-
 #include "parts.h"
 #include "rowwise.h"
 #include "scan.h"
-#include "share.h"
 
 namespace apcbatch {
 namespace {
@@ -17,22 +14,16 @@ struct Buffers {
     Rows convolved;  // (t, c): q, k, v; norm_heads overwrites them with its outputs (t, Hv V)
     float* out;      // outputs of the scan: delta (Hv, t, V), ssd (t, Hv, V)
     float* scan;     // memory of the scan, head_scan_floats floats
-    std::int64_t bytes = 0;
+    std::int64_t bytes;
 
     Buffers(const HeadMixer& p, std::int64_t t, char* memory) {
-        const auto next = [&](std::int64_t size) {
-            char* at = memory == nullptr ? nullptr : memory + bytes;  // null: count bytes only
-            bytes += whole_lines(size);
-            return at;
-        };
-        const auto rows = [&](std::int64_t columns) {
-            return Rows{t, next(t * columns * bytes_of(p.scan.dtype)), columns, p.scan.dtype};
-        };
-        normed = rows(p.in_proj.in);
-        projected = rows(p.in_proj.out);
-        convolved = rows(p.channels());
-        out = reinterpret_cast<float*>(next(4 * t * p.out_proj.in));
-        scan = reinterpret_cast<float*>(next(4 * head_scan_floats(p.scan, t)));
+        Workspace workspace(memory);
+        normed = workspace.rows(t, p.in_proj.in, p.scan.dtype);
+        projected = workspace.rows(t, p.in_proj.out, p.scan.dtype);
+        convolved = workspace.rows(t, p.channels(), p.scan.dtype);
+        out = workspace.take<float>(t * p.out_proj.in);
+        scan = workspace.take<float>(head_scan_floats(p.scan, t));
+        bytes = workspace.bytes();
     }
 };
 
@@ -71,24 +62,13 @@ Rows norm_heads(const HeadMixer& p, const Buffers& buffers, int num_threads) {
     return {norm.t, norm.y, p.values(), p.scan.dtype};
 }
 
-// Copies the recurrence inputs of the rows inputs.kept to inputs.kept_inputs.
+// Keeps the recurrence inputs.
 void keep(const HeadMixer& p, const SubBlockInputs& inputs, const Buffers& buffers, int num_threads) {
-    const std::int64_t size = bytes_of(p.scan.dtype), row_bytes = p.kept_bytes();
-    const Rows &raw = buffers.projected, &x = buffers.convolved;
-    share_rows(inputs.kept.count, 2 * p.channels(), num_threads, 0,
-               [&](std::int64_t begin, std::int64_t end, char*) {
-                   for (std::int64_t i = begin; i < end; ++i) {
-                       char* to = inputs.kept_inputs + i * row_bytes;
-                       const auto copy = [&](const Rows& from, std::int64_t first, std::int64_t columns) {
-                           const Rows row = columns_from(from, inputs.kept.rows[i] * from.stride + first);
-                           std::memcpy(to, row.data, std::size_t(columns * size));
-                           to += columns * size;
-                       };
-                       copy(raw, 0, p.channels());
-                       copy(x, p.keys(), p.keys() + p.values());
-                       copy(raw, p.channels() + p.values(), p.gates());
-                   }
-               });
+    const Rows& raw = buffers.projected;
+    const Rows k = columns_from(buffers.convolved, p.keys());  // and v
+    const Rows gates = columns_from(raw, p.channels() + p.values());
+    keep_rows(inputs, p.kept_bytes(), {{raw, p.channels()}, {k, p.keys() + p.values()}, {gates, p.gates()}},
+              num_threads);
 }
 
 }  // namespace
@@ -129,10 +109,10 @@ void HeadMixer::run(const SubBlockInputs& inputs, const Residual& residual, char
                     int num_threads) const {
     const std::int64_t t = inputs.t, h = in_proj.in;
     const Buffers buffers(*this, t, memory);
-    pre_norm(norm, t, h, residual, buffers.normed.data, scan.dtype, num_threads);
+    pre_norm(norm, residual, buffers.normed, num_threads);
     project(in_proj, buffers.normed, nullptr, buffers.projected, num_threads);  // (t, h) -> q, k, v, z, b, a
     convolve(conv, inputs.ragged, buffers.projected, buffers.convolved, num_threads);  // columns q, k, v
-    if (inputs.kept.count > 0) keep(*this, inputs, buffers, num_threads);
+    keep(*this, inputs, buffers, num_threads);
     run_scan(*this, inputs.ragged, buffers, num_threads);
     const Rows normed = norm_heads(*this, buffers, num_threads), out{t, residual.delta, h, DType::float32};
     project(out_proj, normed, nullptr, out, num_threads);  // (t, Hv V) -> (t, h)

@@ -1,42 +1,33 @@
 #include "mamba_mixer.h"
 
-#include <cstring>
 #include <vector>
 
 #include "parts.h"
 #include "rowwise.h"
 #include "scan.h"
-#include "share.h"
 
 namespace apcbatch {
 namespace {
 
-// Layout of the activations between the projections, consecutive in the workspace.
-class Layout {
-  public:
-    Layout(const MambaMixer& p, std::int64_t t) : dtype_(p.dtype), t_(t) {
-        const std::int64_t d = p.dt_proj.out, low = p.x_proj.out;
-        const std::int64_t columns[] = {2 * d, d, low, p.has_norms ? low : 0, d, p.in_proj.in};
-        for (int i = 0; i < 6; ++i) {
-            offset_[i] = bytes_;
-            stride_[i] = columns[i];
-            bytes_ += whole_lines(t * columns[i] * bytes_of(dtype_));
-        }
+// Buffers of a pass, consecutive in the workspace.
+struct Buffers {
+    Rows xz, x;
+    Rows low, low_normed;  // dt, B and C side by side
+    Rows dt, normed;
+    std::int64_t bytes;
+
+    Buffers(const MambaMixer& p, std::int64_t t, char* memory) {
+        Workspace workspace(memory);
+        const auto rows = [&](std::int64_t columns) { return workspace.rows(t, columns, p.scan.dtype); };
+        const std::int64_t d = p.scan.d_inner;
+        xz = rows(2 * d);
+        x = rows(d);
+        low = rows(p.x_proj.out);
+        low_normed = rows(p.has_norms ? p.x_proj.out : 0);
+        dt = rows(d);
+        normed = rows(p.in_proj.in);
+        bytes = workspace.bytes();
     }
-    std::int64_t bytes() const { return bytes_; }
-    Rows xz(char* memory) const { return rows(memory, 0); }
-    Rows x(char* memory) const { return rows(memory, 1); }
-    Rows low(char* memory) const { return rows(memory, 2); }  // dt, B and C side by side
-    Rows low_normed(char* memory) const { return rows(memory, 3); }
-    Rows dt(char* memory) const { return rows(memory, 4); }
-    Rows normed(char* memory) const { return rows(memory, 5); }
-
-  private:
-    DType dtype_;
-    std::int64_t t_, bytes_ = 0;
-    std::int64_t offset_[6] = {}, stride_[6] = {};
-
-    Rows rows(char* memory, int i) const { return {t_, memory + offset_[i], stride_[i], dtype_}; }
 };
 
 // Norms the first `columns` columns of the rows into contiguous rows at `to`. Returns these.
@@ -62,7 +53,7 @@ struct Selection {
 };
 
 Selection select(const MambaMixer& p, const Rows& low, const Rows& normed, int num_threads) {
-    const std::int64_t r = p.dt_proj.in, n = p.d_state;
+    const std::int64_t r = p.dt_proj.in, n = p.scan.d_state;
     Selection s{low, columns_from(low, r), columns_from(low, r + n)};
     if (!p.has_norms) return s;
     char* to = static_cast<char*>(normed.data);
@@ -74,69 +65,40 @@ Selection select(const MambaMixer& p, const Rows& low, const Rows& normed, int n
 }
 
 // Runs the scan. y overwrites dt: a unit of the scan reads a tile's dt before it writes the tile's y.
-void scan(const MambaMixer& p, const RaggedParams& ragged, const Rows& x, const Rows& z, const Selection& s,
-          int num_threads) {
+void run_scan(const MambaMixer& p, const RaggedParams& ragged, const Rows& x, const Rows& z,
+              const Selection& s, int num_threads) {
     const PartTimer timer(Part::scan);
-    ScanParams scan;
+    ScanParams scan = p.scan;
     scan.ragged = ragged;
-    scan.dtype = p.dtype;
-    scan.d_inner = p.dt_proj.out;
-    scan.d_state = p.d_state;
     scan.x = x.data;
     scan.x_stride = x.stride;
     scan.dt = s.dt.data;
     scan.dt_stride = s.dt.stride;
-    scan.A = p.A;
     scan.B = s.B.data;
     scan.B_stride = s.B.stride;
     scan.C = s.C.data;
     scan.C_stride = s.C.stride;
-    scan.D = p.D;
     scan.z = z.data;
     scan.z_stride = z.stride;
-    scan.dt_bias = p.dt_bias;
-    scan.state = p.ssm;
-    scan.state_stride = p.ssm_stride;
     scan.out = s.dt.data;
     scan.out_stride = s.dt.stride;
     selective_scan(scan, num_threads);
 }
 
-// Copies the inputs of the recurrence of some rows to inputs.kept_inputs.
-void keep(const MambaMixer& p, const SubBlockInputs& inputs, const Rows& raw, const Rows& x,
-          const Selection& s, int num_threads) {
-    const std::int64_t size = bytes_of(p.dtype), d = p.dt_proj.out, row_bytes = p.kept_bytes();
-    share_rows(inputs.kept.count, 3 * d, num_threads, 0, [&](std::int64_t begin, std::int64_t end, char*) {
-        for (std::int64_t i = begin; i < end; ++i) {
-            char* to = inputs.kept_inputs + i * row_bytes;
-            const auto copy = [&](const Rows& from, std::int64_t columns) {
-                const char* row =
-                    static_cast<const char*>(from.data) + inputs.kept.rows[i] * from.stride * size;
-                std::memcpy(to, row, std::size_t(columns * size));
-                to += columns * size;
-            };
-            copy(raw, d);
-            copy(x, d);
-            copy(s.dt, d);
-            copy(s.B, p.d_state);
-        }
-    });
-}
-
 }  // namespace
 
 std::int64_t MambaMixer::kept_bytes() const {
-    return whole_lines((3 * dt_proj.out + d_state) * bytes_of(dtype));
+    return whole_lines((3 * scan.d_inner + scan.d_state) * bytes_of(scan.dtype));
 }
 
 std::int64_t MambaMixer::replay_bytes(std::int64_t count) const {
-    const std::int64_t output = whole_lines(dt_proj.out * bytes_of(dtype));
-    return output + scan_alone_bytes(dt_proj.out, d_state, count);
+    const std::int64_t output = whole_lines(scan.d_inner * bytes_of(scan.dtype));
+    return output + scan_alone_bytes(scan.d_inner, scan.d_state, count);
 }
 
 void MambaMixer::replay(const Replay* replays, std::int64_t num_replays, const char* kept,
                         char* memory) const {
-    const std::int64_t size = bytes_of(dtype), d = dt_proj.out, row_bytes = kept_bytes();
+    const std::int64_t size = bytes_of(scan.dtype), d = scan.d_inner, row_bytes = kept_bytes();
     // The rows of a replay are a sequence, and so are those between it and the next one.
     const std::size_t sequences = 2 * std::size_t(num_replays);
     std::vector<std::int64_t> cu_seqlens(sequences + 1), slots(sequences), snapshot_cu(sequences + 1);
@@ -147,44 +109,36 @@ void MambaMixer::replay(const Replay* replays, std::int64_t num_replays, const c
         cu_seqlens[2 * std::size_t(i) + 1] = cu_seqlens[2 * std::size_t(i) + 2] = one.first + one.count;
         slots[2 * std::size_t(i)] = one.slot;
     }
-    ScanParams scan;
-    scan.ragged = {std::int64_t(sequences), cu_seqlens.data(), slots.data(), slots.data(),
-                   snapshot_cu.data(),      nullptr,           nullptr};
-    scan.dtype = dtype;
-    scan.d_inner = d;
-    scan.d_state = d_state;
-    scan.x = kept + d * size;
-    scan.dt = kept + 2 * d * size;
-    scan.B = scan.C = kept + 3 * d * size;  // the outputs, which C selects, are not used
-    scan.x_stride = scan.dt_stride = scan.B_stride = scan.C_stride = row_bytes / size;
-    scan.A = A;
-    scan.dt_bias = dt_bias;
-    scan.state = ssm;
-    scan.state_stride = ssm_stride;
-    scan.out = memory;  // of every row
-    selective_scan_alone(scan, memory + whole_lines(d * size));
+    ScanParams all = scan;
+    all.ragged = {std::int64_t(sequences), cu_seqlens.data(), slots.data(), slots.data(),
+                  snapshot_cu.data(),      nullptr,           nullptr};
+    all.x = kept + d * size;
+    all.dt = kept + 2 * d * size;
+    all.B = all.C = kept + 3 * d * size;  // the outputs, which C selects, are not used
+    all.x_stride = all.dt_stride = all.B_stride = all.C_stride = row_bytes / size;
+    all.out = memory;  // of every row
+    selective_scan_alone(all, memory + whole_lines(d * size));
 }
 
-std::int64_t MambaMixer::scratch_bytes(std::int64_t t) const { return Layout(*this, t).bytes(); }
+std::int64_t MambaMixer::scratch_bytes(std::int64_t t) const { return Buffers(*this, t, nullptr).bytes; }
 
 void MambaMixer::run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
                      int num_threads) const {
     const MambaMixer& p = *this;
     const RaggedParams& ragged = inputs.ragged;
-    const std::int64_t t = inputs.t, h = p.in_proj.in;
-    const Layout layout(p, t);
-    const Rows normed = layout.normed(memory), out{t, residual.delta, h, DType::float32};
-    pre_norm(p.norm, t, h, residual, normed.data, p.dtype, num_threads);
-    const Rows xz = layout.xz(memory), u = layout.x(memory), low = layout.low(memory);
-    project(p.in_proj, normed, nullptr, xz, num_threads);  // (t, h) -> (t, 2d)
-    convolve(p.conv, ragged, xz, u, num_threads);          // (t, d) of it -> (t, d)
-    project(p.x_proj, u, nullptr, low, num_threads);       // (t, d) -> (t, r + 2n)
-    Selection s = select(p, low, layout.low_normed(memory), num_threads);
-    const Rows dt = layout.dt(memory);
+    const std::int64_t d = p.scan.d_inner;
+    const Buffers buffers(p, inputs.t, memory);
+    const Rows &xz = buffers.xz, &u = buffers.x, &dt = buffers.dt;
+    const Rows out{inputs.t, residual.delta, p.in_proj.in, DType::float32};
+    pre_norm(p.norm, residual, buffers.normed, num_threads);
+    project(p.in_proj, buffers.normed, nullptr, xz, num_threads);  // (t, h) -> (t, 2d)
+    convolve(p.conv, ragged, xz, u, num_threads);                  // (t, d) of it -> (t, d)
+    project(p.x_proj, u, nullptr, buffers.low, num_threads);       // (t, d) -> (t, r + 2n)
+    Selection s = select(p, buffers.low, buffers.low_normed, num_threads);
     project(p.dt_proj, s.dt, nullptr, dt, num_threads);  // (t, r) -> (t, d)
     s.dt = dt;
-    if (inputs.kept.count > 0) keep(p, inputs, xz, u, s, num_threads);
-    scan(p, ragged, u, columns_from(xz, p.dt_proj.out), s, num_threads);
+    keep_rows(inputs, kept_bytes(), {{xz, d}, {u, d}, {dt, d}, {s.B, p.scan.d_state}}, num_threads);
+    run_scan(p, ragged, u, columns_from(xz, d), s, num_threads);
     project(p.out_proj, dt, nullptr, out, num_threads);  // (t, d) -> (t, h)
 }
 

@@ -12,18 +12,12 @@ namespace apcbatch {
 // Mamba mixer, filled once per layer. d: d_inner, n: d_state, w: taps, r: dt_rank, h: hidden.
 struct MambaMixer final : SubBlock {
     PreNorm norm;
-    DType dtype = DType::float32;                   // of the activations and of the convolution's state
     Projection in_proj, x_proj, dt_proj, out_proj;  // (2d, h), (r + 2n, d), (d, r), (h, d)
-    std::int64_t d_state = 0;                       // n
     ConvParams conv;                                // for convolve; state (num_slots, w - 1, d)
-    const float* A = nullptr;                       // (n, d)
-    const float* D = nullptr;                       // (d)
-    const float* dt_bias = nullptr;                 // (d)
+    ScanParams scan;                                // all but ragged, the inputs of each token and out
     bool has_norms = false;                         // RMS norms of dt, B and C before they are used
     const float *dt_norm = nullptr, *B_norm = nullptr, *C_norm = nullptr;  // (r), (n), (n); null: ones
     float norm_eps = 0.0f;
-    float* ssm = nullptr;  // (num_slots, n, d), slot stride ssm_stride
-    std::int64_t ssm_stride = 0;
 
     std::int64_t scratch_bytes(std::int64_t t) const override;
     void run(const SubBlockInputs& inputs, const Residual& residual, char* memory,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "attention.h"
 #include "parts.h"
 #include "rowwise.h"
 #include "scratch.h"
@@ -43,8 +42,7 @@ void embed(const StackParams& p, std::int64_t t, const std::int64_t* tokens, flo
     const std::int64_t h = p.head.in, row_bytes = h * bytes_of(p.head.dtype);
     const bool wide = p.head.dtype == DType::float32;
     char* rows = wide ? reinterpret_cast<char*>(to) : thread_workspace(t * row_bytes);
-    if (p.embedding == nullptr)
-        unpack_rows(p.head, tokens, t, rows, num_threads);
+    if (p.embedding == nullptr) unpack_rows(p.head, tokens, t, rows, num_threads);
     const char* embedding = static_cast<const char*>(p.embedding);
     share_rows(t, h, num_threads, 0, [&](std::int64_t begin, std::int64_t end, char*) {
         for (std::int64_t r = begin; r < end; ++r) {
@@ -72,37 +70,28 @@ void add_rows(const float* from, std::int64_t t, std::int64_t h, float* to, int 
 }
 
 bool has_beside(const StackParams& p) {
-    for (const Layer& layer : p.layers) {
-        for (const LayerEntry& entry : layer) {
-            if (entry.is_beside) return true;
-        }
+    for (const Entry& entry : p.entries) {
+        if (entry.is_beside) return true;
     }
     return false;
 }
 
 std::int64_t scratch_bytes(const StackParams& p, std::int64_t t) {
     std::int64_t most = 0;
-    for (const Layer& layer : p.layers) {
-        for (const LayerEntry& entry : layer) most = std::max(most, entry.sub_block->scratch_bytes(t));
-    }
+    for (const Entry& entry : p.entries) most = std::max(most, entry.sub_block->scratch_bytes(t));
     return most;
 }
 
-// number: of the layer's first sub-block in the stack; set to the number after its last one.
-void run_layer(const Layer& layer, SubBlockInputs& inputs, KeptInputs& kept, std::size_t& number,
-               std::int64_t h, Stream& stream, char* memory, int num_threads) {
+void run_entry(const Entry& entry, const SubBlockInputs& inputs, std::int64_t h, Stream& stream, char* memory,
+               int num_threads) {
     Residual& residual = stream.residual;
-    for (const LayerEntry& entry : layer) {
-        if (inputs.kept.count > 0) inputs.kept_inputs = kept.of(number);
-        ++number;
-        if (entry.is_beside) {  // the sum already contains the earlier delta, and is normed again unchanged
-            const Residual own{residual.sum, stream.beside, false};
-            entry.sub_block->run(inputs, own, memory, num_threads);
-            add_rows(own.delta, inputs.t, h, residual.delta, num_threads);
-        } else {
-            entry.sub_block->run(inputs, residual, memory, num_threads);
-            residual.has_delta = true;
-        }
+    if (entry.is_beside) {  // the sum already contains the earlier delta, and is normed again unchanged
+        const Residual own{residual.sum, stream.beside, false};
+        entry.sub_block->run(inputs, own, memory, num_threads);
+        add_rows(own.delta, inputs.t, h, residual.delta, num_threads);
+    } else {
+        entry.sub_block->run(inputs, residual, memory, num_threads);
+        residual.has_delta = true;
     }
 }
 
@@ -119,7 +108,7 @@ void norm_rows(const StackParams& p, const Stream& stream, const WantedRows& wan
     });
     Residual rows = stream.rows;
     rows.has_delta = stream.residual.has_delta;
-    pre_norm(p.norm, wanted.count, h, rows, normed, p.head.dtype, num_threads);
+    pre_norm(p.norm, rows, {wanted.count, normed, h, p.head.dtype}, num_threads);
 }
 
 // Finds the likeliest token of each row of logits.
@@ -152,23 +141,15 @@ bool fits(const StackParams& p, const PassParams& pass) {
     const PagedSequences& own = pass.sequences;
     if (own.token_slots == nullptr) return true;
     if (!all_below(own.token_slots, t, pass.num_pages * kPageTokens)) return false;
-    AttentionParams looked_at;
-    looked_at.num_sequences = own.num_sequences;
-    looked_at.page_table = own.page_table;
-    looked_at.page_table_stride = own.page_table_stride;
-    looked_at.cu_seqlens = own.cu_seqlens;
-    looked_at.context = own.context;
-    return check_sequences(looked_at, t, pass.num_pages, own.page_table_stride) == SequenceFault::none;
+    return check_sequences(own, t, pass.num_pages) == SequenceFault::none;
 }
 
 void KeptInputs::reserve(const StackParams& params, std::int64_t rows) {
     if (offsets_.empty()) {
         std::int64_t sum = 0;
-        for (const Layer& layer : params.layers) {
-            for (const LayerEntry& entry : layer) {
-                offsets_.push_back(sum);
-                sum += entry.sub_block->kept_bytes();
-            }
+        for (const Entry& entry : params.entries) {
+            offsets_.push_back(sum);
+            sum += entry.sub_block->kept_bytes();
         }
         offsets_.push_back(sum);
     }
@@ -193,16 +174,11 @@ bool replay_stack(const StackParams& p, const std::vector<Replay>& replays, Kept
         end = one.first + one.count;
         most = std::max(most, one.count);
     }
-    std::size_t number = 0;
-    for (const Layer& layer : p.layers) {
-        for (const LayerEntry& entry : layer) {
-            const SubBlock* sub_block = entry.sub_block.get();
-            if (sub_block->kept_bytes() > 0) {
-                sub_blocks.emplace_back(sub_block, kept.of(number));
-                scratch = std::max(scratch, sub_block->replay_bytes(most));
-            }
-            ++number;
-        }
+    for (std::size_t i = 0; i < p.entries.size(); ++i) {
+        const SubBlock* sub_block = p.entries[i].sub_block.get();
+        if (sub_block->kept_bytes() == 0) continue;
+        sub_blocks.emplace_back(sub_block, kept.of(i));
+        scratch = std::max(scratch, sub_block->replay_bytes(most));
     }
     // A piece: a part of the replays in one sub-block, so that it prepares that sub-block's weights only
     // once.
@@ -228,10 +204,10 @@ void run_stack(const StackParams& p, const PassParams& pass, KeptInputs& kept,
         SubBlockInputs inputs{t, pass.ragged, pass.sequences, pass.kept, nullptr};
         if (pass.kept.count > 0) kept.reserve(p, pass.kept.count);
         char* memory = thread_workspace(scratch_bytes(p, t));
-        std::size_t number = 0;
-        for (const Layer& layer : p.layers) {
-            if (on_layer) on_layer();
-            run_layer(layer, inputs, kept, number, h, stream, memory, num_threads);
+        for (std::size_t i = 0; i < p.entries.size(); ++i) {
+            if (p.entries[i].begins_layer && on_layer) on_layer();
+            if (pass.kept.count > 0) inputs.kept_inputs = kept.of(i);
+            run_entry(p.entries[i], inputs, h, stream, memory, num_threads);
         }
         norm_rows(p, stream, pass.for_hidden, pass.hidden, num_threads);
         norm_rows(p, stream, pass.for_logits, stream.normed, num_threads);

@@ -8,22 +8,20 @@
 #include <memory>
 #include <vector>
 
-#include "linear.h"
 #include "sub_block.h"
 
 namespace apcbatch {
 
 // Sub-block of a layer. is_beside: it runs in parallel with the previous sub-block: both read the same normed
 // residual, and their outputs are added.
-struct LayerEntry {
+struct Entry {
     std::shared_ptr<const SubBlock> sub_block;
     bool is_beside = false;
+    bool begins_layer = false;
 };
 
-using Layer = std::vector<LayerEntry>;
-
 struct StackParams {
-    std::vector<Layer> layers;
+    std::vector<Entry> entries;
     PreNorm norm;                     // the final norm
     Projection head;                  // (vocabulary, h)
     const void* embedding = nullptr;  // (vocabulary, h) contiguous of the head's type; null: the head's rows

@@ -6,20 +6,30 @@
 // slots keeps the inputs of its recurrence instead, and replays the accepted tokens.
 #pragma once
 
-#include "params.h"
-#include "residual.h"
+#include <initializer_list>
+
+#include "attention.h"
+#include "linear.h"
 
 namespace apcbatch {
 
-// Locations of a pass's keys and values in the paged KV cache.
-struct PagedSequences {
-    std::int64_t num_sequences = 0;
-    const std::int64_t* page_table = nullptr;  // (b, max_pages), row stride page_table_stride
-    std::int64_t page_table_stride = 0;
-    const std::int64_t* cu_seqlens = nullptr;   // (b + 1)
-    const std::int64_t* context = nullptr;      // (b): tokens cached before this chunk
-    const std::int64_t* token_slots = nullptr;  // (t): page * kPageTokens + offset
+// RMS norm at the beginning of a sub-block.
+struct PreNorm {
+    const float* weight = nullptr;  // (h)
+    float eps = 0.0f;
 };
+
+// Residual stream between sub-blocks: a running sum, and the pending output of the last sub-block. Both (t,
+// h) contiguous. has_delta: delta must be added to sum first. Either way, the sub-block overwrites delta with
+// its result.
+struct Residual {
+    float* sum = nullptr;
+    float* delta = nullptr;
+    bool has_delta = false;
+};
+
+// Adds delta to sum if has_delta, then writes the sum's norm to `normed`, which is contiguous.
+void pre_norm(const PreNorm& norm, const Residual& residual, const Rows& normed, int num_threads);
 
 // Tokens of a pass whose inputs are kept.
 struct KeptRows {
@@ -44,6 +54,37 @@ struct Replay {
 
 // Returns a number of bytes rounded up to whole cache lines of 64.
 constexpr std::int64_t whole_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Cuts consecutive parts from a workspace, each of whole cache lines. With null memory it only adds up their
+// sizes.
+class Workspace {
+  public:
+    explicit Workspace(char* memory) : memory_(memory) {}
+    template <class T>
+    T* take(std::int64_t count) {
+        T* part = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
+        bytes_ += whole_lines(count * std::int64_t(sizeof(T)));
+        return part;
+    }
+    Rows rows(std::int64_t t, std::int64_t columns, DType dtype) {
+        return {t, take<char>(t * columns * bytes_of(dtype)), columns, dtype};
+    }
+    std::int64_t bytes() const { return bytes_; }
+
+  private:
+    char* memory_;
+    std::int64_t bytes_ = 0;
+};
+
+// The first `columns` columns of some rows.
+struct KeptColumns {
+    Rows rows;
+    std::int64_t columns;
+};
+
+// Copies these columns of the rows inputs.kept, side by side, to inputs.kept_inputs, row_bytes apart.
+void keep_rows(const SubBlockInputs& inputs, std::int64_t row_bytes, std::initializer_list<KeptColumns> parts,
+               int num_threads);
 
 // Sub-block bound to its weights and state. Filled once per layer, then read by all passes.
 struct SubBlock {

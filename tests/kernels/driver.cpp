@@ -491,7 +491,8 @@ void try_attention() {
     AttentionParams p{b,           heads,     kv_heads,       dim,       0.1f,   q.data(),
                       heads * dim, type,      k.data(),       v.data(),  cached, table.data(),
                       columns,     cu.data(), context.data(), out.data()};
-    if (check_sequences(p, t, pages, columns) != SequenceFault::none) fail("good sequences are refused");
+    const PagedSequences sequences{b, table.data(), columns, cu.data(), context.data(), nullptr};
+    if (check_sequences(sequences, t, pages) != SequenceFault::none) fail("good sequences are refused");
     const bool halves = type == DType::bfloat16 && cached == DType::bfloat16;
     check("paged_attention", out, expected, 1e-4, halves, [&](int threads) { paged_attention(p, threads); });
 }
