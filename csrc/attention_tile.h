@@ -183,11 +183,7 @@ void write_kv_typed(const KvParams& p, int64_t begin, int64_t end) {
                                static_cast<const From*>(p.v) + r * p.v_stride};
         To* to[2] = {static_cast<To*>(p.k_cache) + p.token_slots[r] * p.row,
                      static_cast<To*>(p.v_cache) + p.token_slots[r] * p.row};
-        for (int half = 0; half < 2; ++half) {
-            for (int64_t i = 0; i < p.row; i += kLanes) {
-                store_first(load_first(from[half] + i, p.row - i), to[half] + i, p.row - i);
-            }
-        }
+        for (int half = 0; half < 2; ++half) convert_row(from[half], to[half], p.row);
     }
 }
 

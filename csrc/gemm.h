@@ -10,13 +10,6 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace {
 
-// Converts `count` values from one type to another.
-template <class From, class To>
-APC_INLINE void convert(const From* from, To* to, int64_t count) {
-    for (int64_t i = 0; i < count; i += kLanes)
-        store_first(load_first(from + i, count - i), to + i, count - i);
-}
-
 template <Mode mode>
 APC_INLINE void copy_row(const BFloat16* x, int64_t k, char* to) {
     if constexpr (mode == Mode::kDot || mode == Mode::kMatrix) {
@@ -24,7 +17,7 @@ APC_INLINE void copy_row(const BFloat16* x, int64_t k, char* to) {
         memcpy(to, x, size_t(2 * k));
         memset(to + 2 * k, 0, size_t(2 * padding));
     } else {
-        convert(x, reinterpret_cast<float*>(to), k);
+        convert_row(x, reinterpret_cast<float*>(to), k);
     }
 }
 
@@ -34,7 +27,7 @@ APC_INLINE void copy_row(const float* x, int64_t k, char* to) {
         memcpy(to, x, size_t(4 * k));
     } else {
         BFloat16 rounded[kBlockK];
-        convert(x, rounded, k);
+        convert_row(x, rounded, k);
         copy_row<mode>(rounded, k, to);
     }
 }

@@ -72,20 +72,13 @@ void norm_rope_typed(const NormRopeParams& p, int64_t begin, int64_t end, char* 
         T* y = static_cast<T*>(p.y) + r * p.y_stride;
         for (int64_t h = 0; h < p.heads; ++h, x += d, y += d) {
             if (p.weight) {
-                const Vec scale = Vec::broadcast(1.0f / __builtin_sqrtf(square_sum(x, d) / float(d) + p.eps));
-                for (int64_t at = 0; at < d; at += kLanes) {
-                    const int64_t left = d - at;
-                    store_first(load_first(x + at, left) * scale * load_first(p.weight + at, left), head + at,
-                                left);
-                }
+                const float mean = square_sum(x, d) / float(d);
+                normalise(x, p.weight, 1.0f / __builtin_sqrtf(mean + p.eps), head, d);
             } else {
-                for (int64_t at = 0; at < d; at += kLanes)
-                    store_first(load_first(x + at, d - at), head + at, d - at);
+                convert_row(x, head, d);
             }
             rotate(head, p.pairs, cosine, sine);
-            for (int64_t at = 0; at < d; at += kLanes) {
-                store_first(load_first(head + at, d - at), y + at, d - at);
-            }
+            convert_row(head, y, d);
         }
     }
 }

@@ -67,10 +67,7 @@ void prepare_tokens(const HeadScanParams& p, const HeadScanInputs& inputs, int64
         }
         const T* v = static_cast<const T*>(p.v) + t * p.v_stride;
         for (int64_t head = 0; head < p.value_heads; ++head, v += p.value_dim) {
-            float* to = inputs.v(head, t);
-            for (int64_t i = 0; i < p.value_dim; i += kLanes) {
-                store_first(load_first(v + i, p.value_dim - i), to + i, p.value_dim - i);
-            }
+            convert_row(v, inputs.v(head, t), p.value_dim);
         }
         prepare_gates<T>(p, inputs, t);
     }

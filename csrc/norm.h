@@ -21,16 +21,6 @@ APC_INLINE float summed_squares(X* x, const Delta* delta, int64_t h) {
     });
 }
 
-template <class X, class Y>
-APC_INLINE void normalise(const X* x, const float* weight, float factor, Y* y, int64_t h) {
-    const Vec scale = Vec::broadcast(factor);
-    for (int64_t at = 0; at < h; at += kLanes) {
-        Vec value = load_first(x + at, h - at) * scale;
-        if (weight) value = value * load_first(weight + at, h - at);
-        store_first(value, y + at, h - at);
-    }
-}
-
 template <class X, class Delta, class Y>
 void rms_norm_typed(const NormParams& p, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {

@@ -414,6 +414,13 @@ APC_INLINE void store_first(Vec value, T* p, int64_t count) {
     }
 }
 
+// Copies `count` values as another type.
+template <class From, class To>
+APC_INLINE void convert_row(const From* from, To* to, int64_t count) {
+    for (int64_t i = 0; i < count; i += kLanes)
+        store_first(load_first(from + i, count - i), to + i, count - i);
+}
+
 APC_INLINE Vec absolute(Vec a) { return as_float(as_bits(a) & VecI::broadcast(0x7fffffff)); }
 APC_INLINE Vec negate(Vec a) { return as_float(as_bits(a) + VecI::broadcast(int32_t(0x80000000u))); }
 

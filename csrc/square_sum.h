@@ -1,4 +1,5 @@
-// Sum of the squares of a row, added in an order that does not depend on the vector width.
+// RMS norm of a row: the sum of its squares, added in an order that does not depend on the vector width, and
+// the row scaled by what follows from it.
 //
 // Invariant: the square of element i of a row is added to lane i mod 32. The 32 lanes are then added in a
 // fixed tree.
@@ -48,6 +49,17 @@ template <class T>
 APC_INLINE float square_sum(const T* x, int64_t h) {
     return square_sum_of(
         h, [&](int64_t at) __attribute__((always_inline)) { return load_first(x + at, h - at); });
+}
+
+// Writes x * factor * weight, without a weight x * factor.
+template <class X, class Y>
+APC_INLINE void normalise(const X* x, const float* weight, float factor, Y* y, int64_t h) {
+    const Vec scale = Vec::broadcast(factor);
+    for (int64_t at = 0; at < h; at += kLanes) {
+        Vec value = load_first(x + at, h - at) * scale;
+        if (weight) value = value * load_first(weight + at, h - at);
+        store_first(value, y + at, h - at);
+    }
 }
 
 }  // namespace APC_ISA
