@@ -4,6 +4,12 @@
 
 #include "views.h"
 
+// Returns a kernel as a function of what its arguments are made of, and of a number of threads.
+template <class Params, class... Arguments>
+auto bound(void (*kernel)(const Params&, int), Params (*params)(Arguments...)) {
+    return [=](Arguments... arguments, int num_threads) { kernel(params(arguments...), num_threads); };
+}
+
 void bind_linear(py::module_& m);     // packed matrix product
 void bind_rows(py::module_& m);       // norms, gated product, logits
 void bind_attention(py::module_& m);  // paged attention

@@ -11,8 +11,8 @@ namespace apcbatch {
 namespace {
 
 // k, v: (t, row). k_cache, v_cache: contiguous, of one type. token_slots: (t).
-void bound_write_kv(std::int64_t t, std::int64_t row, const View& k, const View& v, const View& k_cache,
-                    const View& v_cache, Address token_slots, int num_threads) {
+KvParams kv_params(std::int64_t t, std::int64_t row, const View& k, const View& v, const View& k_cache,
+                   const View& v_cache, Address token_slots) {
     KvParams p;
     p.t = t;
     p.row = row;
@@ -25,7 +25,7 @@ void bound_write_kv(std::int64_t t, std::int64_t row, const View& k, const View&
     p.v_cache = values(v_cache, k_cache.dtype, t);
     p.cache_dtype = k_cache.dtype;
     p.token_slots = integers(token_slots, t);
-    write_kv(p, num_threads);
+    return p;
 }
 
 // Sequences of a pass: b, address of page_table (b, columns), columns, addresses of cu_seqlens and context.
@@ -37,9 +37,9 @@ PagedSequences paged_sequences(const Sequences& sequences) {
 }
 
 // q, out: (t, heads, head_dim), out contiguous. k_cache, v_cache: contiguous, of one type.
-void bound_paged_attention(const View& q, const View& k_cache, const View& v_cache, const View& out,
-                           const Sequences& sequences, std::int64_t heads, std::int64_t kv_heads,
-                           std::int64_t head_dim, float scale, int num_threads) {
+AttentionParams attention_params(const View& q, const View& k_cache, const View& v_cache, const View& out,
+                                 const Sequences& sequences, std::int64_t heads, std::int64_t kv_heads,
+                                 std::int64_t head_dim, float scale) {
     AttentionParams p = attention_over(paged_sequences(sequences));
     p.heads = heads;
     p.kv_heads = kv_heads;
@@ -52,18 +52,7 @@ void bound_paged_attention(const View& q, const View& k_cache, const View& v_cac
     p.v_cache = values(v_cache, k_cache.dtype, kMaybe);
     p.cache_dtype = k_cache.dtype;
     p.out = values(out, q.dtype, kMaybe);
-    paged_attention(p, num_threads);
-}
-
-void bound_norm_rope(std::int64_t t, std::int64_t heads, std::int64_t head_dim, const View& x, Address weight,
-                     float eps, Address steps, std::int64_t pairs, Address positions, const View& y,
-                     int num_threads) {
-    norm_rope(norm_rope_params(t, heads, head_dim, x, weight, eps, steps, pairs, positions, y), num_threads);
-}
-
-void bound_sigmoid_mul(std::int64_t t, std::int64_t h, const View& x, const View& gate, const View& y,
-                       int num_threads) {
-    sigmoid_mul(sigmoid_mul_params(t, h, x, gate, y), num_threads);
+    return p;
 }
 
 int bound_check_sequences(const Sequences& sequences, std::int64_t t, std::int64_t pages) {
@@ -86,11 +75,12 @@ py::tuple span(Address values, std::int64_t count) {
 }  // namespace apcbatch
 
 void bind_attention(py::module_& m) {
-    m.attr("PAGE_TOKENS") = apcbatch::kPageTokens;
-    m.def("span", &apcbatch::span);
-    m.def("check_sequences", &apcbatch::bound_check_sequences);
-    m.def("norm_rope", &apcbatch::bound_norm_rope, ReleaseGil());
-    m.def("sigmoid_mul", &apcbatch::bound_sigmoid_mul, ReleaseGil());
-    m.def("write_kv", &apcbatch::bound_write_kv, ReleaseGil());
-    m.def("paged_attention", &apcbatch::bound_paged_attention, ReleaseGil());
+    using namespace apcbatch;
+    m.attr("PAGE_TOKENS") = kPageTokens;
+    m.def("span", &span);
+    m.def("check_sequences", &bound_check_sequences);
+    m.def("norm_rope", bound(&norm_rope, &norm_rope_params), ReleaseGil());
+    m.def("sigmoid_mul", bound(&sigmoid_mul, &sigmoid_mul_params), ReleaseGil());
+    m.def("write_kv", bound(&write_kv, &kv_params), ReleaseGil());
+    m.def("paged_attention", bound(&paged_attention, &attention_params), ReleaseGil());
 }

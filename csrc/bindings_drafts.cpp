@@ -64,12 +64,10 @@ py::object bound_propose(Drafter& drafter, int most) {
     if (proposal == nullptr) return py::none();
     std::size_t count = 0;
     while (count < proposal->reach.size() && proposal->reach[count] >= kLeastReach) ++count;
-    py::list tokens(count), reach(count);
-    for (std::size_t i = 0; i < count; ++i) {
-        tokens[i] = proposal->tokens[i];
-        reach[i] = proposal->reach[i];
-    }
-    return py::make_tuple(std::move(tokens), std::move(reach), int(proposal->source));
+    const auto tokens = proposal->tokens.begin();
+    const auto reach = proposal->reach.begin();
+    return py::make_tuple(std::vector(tokens, tokens + count), std::vector(reach, reach + count),
+                          int(proposal->source));
 }
 
 }  // namespace

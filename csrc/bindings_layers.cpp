@@ -1,6 +1,9 @@
 // Python bindings (pybind11) of the fused sub-blocks, one class per kind. Constructors take what is constant
 // over all passes, by keyword.
+#include <pybind11/stl.h>
+
 #include <memory>
+#include <vector>
 
 #include "attention_mixer.h"
 #include "bindings.h"
@@ -134,12 +137,6 @@ Mixture mixture(const PreNorm& norm, const Projection& router, std::int64_t expe
     return p;
 }
 
-py::list bound_part_seconds() {
-    py::list seconds;
-    for (int i = 0; i < kParts; ++i) seconds.append(part_seconds()[i]);
-    return seconds;
-}
-
 }  // namespace
 }  // namespace apcbatch
 
@@ -176,5 +173,5 @@ void bind_layers(py::module_& m) {
              "latent"_a, "experts"_a)
         .def("run", &run_sub_block, ReleaseGil());
     m.def("record_parts", &record_parts);
-    m.def("part_seconds", &bound_part_seconds);
+    m.def("part_seconds", [] { return std::vector(part_seconds(), part_seconds() + kParts); });
 }

@@ -20,19 +20,6 @@ RaggedParams ragged_params(std::int64_t num_sequences, Address cu_seqlens, Addre
             integers(snapshot_slots, kMaybe)};
 }
 
-void bound_causal_conv(const RaggedParams& ragged, const View& x, Address weight, Address bias,
-                       const View& state, const View& out, std::int64_t d_inner, std::int64_t width,
-                       bool has_silu, int num_threads) {
-    causal_conv(conv_params(ragged, x, weight, bias, state, out, d_inner, width, has_silu), num_threads);
-}
-
-void bound_selective_scan(const RaggedParams& ragged, const View& x, const View& dt, Address A, const View& B,
-                          const View& C, Address D, const View& z, Address dt_bias, const View& state,
-                          const View& out, std::int64_t d_inner, std::int64_t d_state, int num_threads) {
-    selective_scan(scan_params(ragged, x, dt, A, B, C, D, z, dt_bias, state, out, d_inner, d_state),
-                   num_threads);
-}
-
 // x, gates, out: see head_scan_over.
 void bound_head_scan(const HeadScanParams& params, const RaggedParams& ragged, const View& x,
                      const View& gates, Address out, int num_threads) {
@@ -57,11 +44,12 @@ void bind_recurrent(py::module_& m) {
     using namespace py::literals;
     // Holds addresses only: the caller keeps the arrays alive.
     py::class_<apcbatch::RaggedParams>(m, "RaggedParams").def(py::init(&apcbatch::ragged_params));
-    m.def("causal_conv", &apcbatch::bound_causal_conv, ReleaseGil(), py::kw_only(), "ragged"_a, "x"_a,
-          "weight"_a, "bias"_a, "state"_a, "out"_a, "d_inner"_a, "width"_a, "has_silu"_a, "num_threads"_a);
-    m.def("selective_scan", &apcbatch::bound_selective_scan, ReleaseGil(), py::kw_only(), "ragged"_a, "x"_a,
-          "dt"_a, "A"_a, "B"_a, "C"_a, "D"_a, "z"_a, "dt_bias"_a, "state"_a, "out"_a, "d_inner"_a,
-          "d_state"_a, "num_threads"_a);
+    m.def("causal_conv", bound(&apcbatch::causal_conv, &apcbatch::conv_params), ReleaseGil(), py::kw_only(),
+          "ragged"_a, "x"_a, "weight"_a, "bias"_a, "state"_a, "out"_a, "d_inner"_a, "width"_a, "has_silu"_a,
+          "num_threads"_a);
+    m.def("selective_scan", bound(&apcbatch::selective_scan, &apcbatch::scan_params), ReleaseGil(),
+          py::kw_only(), "ragged"_a, "x"_a, "dt"_a, "A"_a, "B"_a, "C"_a, "D"_a, "z"_a, "dt_bias"_a, "state"_a,
+          "out"_a, "d_inner"_a, "d_state"_a, "num_threads"_a);
     py::class_<apcbatch::HeadScanParams>(m, "HeadScanParams")
         .def(py::init(&apcbatch::head_scan_params), py::kw_only(), "dtype"_a, "key_heads"_a, "value_heads"_a,
              "key_dim"_a, "value_dim"_a, "lanes"_a, "A"_a, "dt_bias"_a, "D"_a, "dt_min"_a, "dt_max"_a,

@@ -77,13 +77,6 @@ struct BoundStack {
     KeptInputs kept;
 };
 
-template <class Number>
-py::list list_of(const std::vector<Number>& numbers) {
-    py::list all(numbers.size());
-    for (std::size_t i = 0; i < numbers.size(); ++i) all[i] = numbers[i];
-    return all;
-}
-
 // Runs a pass. on_layer: callable or None. Returns lists of the likeliest tokens and, if requested, of their
 // log-probabilities. Returns None if a token id, row or page is out of range.
 py::object bound_run_stack(BoundStack& stack, BoundPass& pass, const py::object& on_layer, int num_threads) {
@@ -102,7 +95,7 @@ py::object bound_run_stack(BoundStack& stack, BoundPass& pass, const py::object&
         const py::gil_scoped_release others;
         run_stack(stack.params, p, stack.kept, tell, num_threads);
     }
-    return py::make_tuple(list_of(pass.likeliest), list_of(pass.logprobs));
+    return py::make_tuple(pass.likeliest, pass.logprobs);
 }
 
 // Replays: (slot, first kept row, count) each.

@@ -67,8 +67,8 @@ Drafter::Drafter(std::shared_ptr<DraftState> state, bool use_history, bool use_l
 }
 
 void Drafter::prompt(const Token* tokens, std::int64_t count) {
-    if (own_) own_->reserve(count + count / 8 + 256);
     if (own_) {
+        own_->reserve(count + count / 8 + 256);
         for (std::int64_t i = 0; i < count; ++i) own_->append(tokens[i], false);
     }
     for (std::int64_t i = std::max<std::int64_t>(0, count - kLongestMatch); i < count; ++i) push(tokens[i]);
