@@ -167,7 +167,7 @@ __device__ __forceinline__ void add_values(float (&out)[S::kTiles][4],
 #pragma unroll
             for (int part = 0; part < S::kDim / kColumns; ++part) {
                 const unsigned from = shared + part * (kColumns / kSliceInputs) * kApart + k * 16 * kSliceRow;
-                add_rows_step(sums[part], weights[k], described_rows(from, kApart));
+                add_step<true>(sums[part], weights[k], described_rows(from, kApart));
             }
         }
         commit_products();

@@ -91,38 +91,32 @@ __device__ __forceinline__ void leave_registers() {
 
 // Adds the product of 64 rows and `columns` rows over one step, of 16 inputs, to the sums. The 64 rows are in
 // shared memory, or in registers, in the layout of multiply_add for each warp; these may be written again
-// once the caller has waited for the product. add_rows_step: the second operand is described_rows.
-#define APC_WARPGROUP_PRODUCT(columns, names, a_name, b_name, a_names, next_name, ...)                       \
+// once the caller has waited for the product. kOfRows: the second operand is described_rows.
+#define APC_WARPGROUP_PRODUCT(columns, names, a_name, b_name, a_names, next_name, last_name, ...)            \
     __device__ __forceinline__ void add_step(float (&sums)[columns / 2], std::uint64_t a, std::uint64_t b) { \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, " a_name   \
                      ", " b_name ", 1, 1, 1, 0, 0;"                                                          \
                      : __VA_ARGS__                                                                           \
                      : "l"(a), "l"(b));                                                                      \
     }                                                                                                        \
+    template <bool kOfRows = false>                                                                          \
     __device__ __forceinline__ void add_step(float (&sums)[columns / 2], const std::uint32_t (&a)[4],        \
                                              std::uint64_t b) {                                              \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, {" a_names \
-                     "}, " next_name ", 1, 1, 1, 0;"                                                         \
+                     "}, " next_name ", 1, 1, 1, " last_name ";"                                             \
                      : __VA_ARGS__                                                                           \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                  \
-    }                                                                                                        \
-    __device__ __forceinline__ void add_rows_step(float (&sums)[columns / 2], const std::uint32_t (&a)[4],   \
-                                                  std::uint64_t b) {                                         \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, {" a_names \
-                     "}, " next_name ", 1, 1, 1, 1;"                                                         \
-                     : __VA_ARGS__                                                                           \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                  \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kOfRows)));               \
     }
-APC_WARPGROUP_PRODUCT(32, APC_NAMES_0, "%16", "%17", "%16, %17, %18, %19", "%20", APC_SUMS_16(0))
-APC_WARPGROUP_PRODUCT(64, APC_NAMES_0 ", " APC_NAMES_1, "%32", "%33", "%32, %33, %34, %35", "%36",
+APC_WARPGROUP_PRODUCT(32, APC_NAMES_0, "%16", "%17", "%16, %17, %18, %19", "%20", "%21", APC_SUMS_16(0))
+APC_WARPGROUP_PRODUCT(64, APC_NAMES_0 ", " APC_NAMES_1, "%32", "%33", "%32, %33, %34, %35", "%36", "%37",
                       APC_SUMS_16(0), APC_SUMS_16(16))
 APC_WARPGROUP_PRODUCT(96, APC_NAMES_0 ", " APC_NAMES_1 ", " APC_NAMES_2, "%48", "%49", "%48, %49, %50, %51",
-                      "%52", APC_SUMS_16(0), APC_SUMS_16(16), APC_SUMS_16(32))
+                      "%52", "%53", APC_SUMS_16(0), APC_SUMS_16(16), APC_SUMS_16(32))
 APC_WARPGROUP_PRODUCT(128, APC_NAMES_0 ", " APC_NAMES_1 ", " APC_NAMES_2 ", " APC_NAMES_3, "%64", "%65",
-                      "%64, %65, %66, %67", "%68", APC_SUMS_16(0), APC_SUMS_16(16), APC_SUMS_16(32),
+                      "%64, %65, %66, %67", "%68", "%69", APC_SUMS_16(0), APC_SUMS_16(16), APC_SUMS_16(32),
                       APC_SUMS_16(48))
 APC_WARPGROUP_PRODUCT(160, APC_NAMES_0 ", " APC_NAMES_1 ", " APC_NAMES_2 ", " APC_NAMES_3 ", " APC_NAMES_4,
-                      "%80", "%81", "%80, %81, %82, %83", "%84", APC_SUMS_16(0), APC_SUMS_16(16),
+                      "%80", "%81", "%80, %81, %82, %83", "%84", "%85", APC_SUMS_16(0), APC_SUMS_16(16),
                       APC_SUMS_16(32), APC_SUMS_16(48), APC_SUMS_16(64))
 #undef APC_WARPGROUP_PRODUCT
 #undef APC_NAMES_0
