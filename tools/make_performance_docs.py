@@ -30,7 +30,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def head(page: Path, first: str) -> str:
-    """What is written by hand on a page, above a paragraph that begins with `first`."""
+    """Return the hand-written text of a page: all above the paragraph that begins with `first`."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     return text[: text.index(f"\n\n{first}")]
 

@@ -51,10 +51,10 @@ OUTPUT, OUTPUT_ANYWHERE = PathName(is_output=True), PathName(is_anywhere=True, i
 
 
 class Count(click.IntRange):
-    """An integer from `min` up, refused in the words of the other options."""
+    """Type of an option whose value is an integer of at least `min`; its error reads as those of the other options."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the integer; click.UsageError for anything else."""
+        """Return the value as an integer. Raises click.UsageError."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:

@@ -1,5 +1,5 @@
-"""Compute the memory of an engine before it allocates anything: at most, and what an input makes it take. What the
-weights need is in checkpoint_sizes.py.
+"""Compute the memory of an engine before it allocates any: its maximum, and the use by the requests of an input. The
+sizes of the weights are in checkpoint_sizes.py.
 
 `MemoryPlan` also gives the engine the sizes of its arena, so that the plan and the allocation are the same. On the host
 memory is taken only as it is used, so each part of the maximum is an upper bound. On a device the arena is allocated

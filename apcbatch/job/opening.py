@@ -106,8 +106,8 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
 
 
 def _check_live(config: Config, output: Output) -> None:
-    """Refuse --tools and options of episodes without --turns live, --turns live without --tools, and what live episodes
-    cannot run with."""
+    """Refuse --turns live without --tools, --tools or another option of episodes without --turns live, and options that
+    live episodes do not support."""
     if (config.tools is None) == (config.turns == "live"):
         path = run_file_path(output.target)
         earlier = ((read_run_file(path)[0] or {}) if config.resume else {}).get("config", {}).get("tools")

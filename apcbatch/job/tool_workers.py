@@ -61,9 +61,9 @@ class Reply:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request without a reply. what: clause that names its code. limit: seconds. deadline: monotonic time. end: bytes
-    queued for the worker up to its end. error: the sentence, once it has taken too long and the worker was asked to
-    drop its episode."""
+    """A request without a reply. what: clause that names its code. limit: seconds. deadline: monotonic time. end:
+    num_queued of the worker after this request. error: the sentence for a request over its time limit, whose episode
+    the worker was asked to drop; None within the limit."""
 
     key: int
     what: str
@@ -76,8 +76,8 @@ class _Asked:
 class _Worker:
     """A running worker. socket: requests and replies. asked: op -> request without a reply. episodes: keys of its
     episodes. num_late: requests that took too long, each perhaps with a thread that still runs. unsent: bytes of
-    requests. num_queued: those, and all that are sent. is_own: it has one episode alone. is_loaded: it has imported the
-    code."""
+    requests. num_queued: number of bytes of requests, sent or not. is_own: it has one episode alone. is_loaded: it has
+    imported the code."""
 
     def __init__(self, config: Config, log: int, is_own: bool) -> None:
         self.socket, theirs = socket.socketpair()
@@ -112,8 +112,8 @@ class _Worker:
         self.write()
 
     def write(self) -> None:
-        """Write what the socket takes. A worker that is gone is found by `replies`. The time of a request whose last
-        byte was not written before begins again, as this run may have been busy since."""
+        """Send as many queued bytes as the socket takes. Restart the time limit of each request that was not sent
+        whole before, as this run may have been busy since. A worker that has ended is found by `replies`."""
         before = self.num_queued - len(self.unsent)
         with suppress(BlockingIOError, ConnectionError):
             while self.unsent:

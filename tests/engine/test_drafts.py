@@ -19,7 +19,7 @@ from tests.tiny import FAMILIES, VOCAB
 
 
 def oracle(answers: Mapping[tuple[int, ...], Sequence[Sequence[int]]], right: float) -> Script:
-    """Drafts from the known answers by prompt, wrong at random. right: the chance that a token is left right."""
+    """Draft the known answer of a prompt, with random faults. right: probability that a token stays as it is."""
 
     def draft(prompt: list[int], done: list[int]) -> Sequence[int]:
         known = [one for one in answers[tuple(prompt)] if list(one[: len(done)]) == done]

@@ -64,7 +64,7 @@ def parse_line(data: bytes, line: int, options: LineOptions = ANY_LINE) -> Conve
 
 
 def _not_text(data: bytes) -> str | None:
-    """Return the first byte of a line that is not UTF-8, in words; None without one."""
+    """Return a clause that names the first byte of a line that is not UTF-8; None if all are."""
     try:
         data.decode()
     except UnicodeDecodeError as error:

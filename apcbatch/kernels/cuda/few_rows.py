@@ -22,8 +22,8 @@ _BFLOAT16 = DTYPE_CODES[torch.bfloat16]
 
 
 class ConvolvedProjection:
-    """in_proj (out, h) of a mixer and the causal convolution of its first d columns. in_bias: (out,) or None. weight:
-    (d, w), bias: (d,) or None, float32, of the convolution. conv: (slots, w - 1, d), its last inputs."""
+    """Multiply by in_proj (out, h) of a mixer, and convolve the first d columns causally. in_bias: (out,) or None.
+    weight: (d, w), bias: (d,) or None, float32, of the convolution. conv: (slots, w - 1, d), its last inputs."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class ConvolvedProjection:
         self._is_supported = _is_fixed_order(in_proj) and in_bias is None and weight.shape[1] <= MOST_TAPS
 
     def takes(self, batch: DeviceBatch) -> bool:
-        """Return True if one launch runs both: few sequences of one token each."""
+        """Return True if one launch does both for this batch: few sequences of one token each."""
         return self._is_supported and _has_few_tokens(batch)
 
     def __call__(self, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run both. h: (t, h). Returns x (t, d) after the convolution, and the other columns, (t, out - d). All are of
-        the weights' dtype."""
+        """Project h (t, h), and convolve. Returns x (t, d) after the convolution, and the other columns, (t, out - d).
+        All are of the weights' dtype."""
         d, width = self._weight.shape
         if not self.takes(batch):
             projected = ops.linear(h, self._in_proj, bias=self._in_bias)  # (t, h) -> (t, out)
@@ -67,7 +67,8 @@ class ConvolvedProjection:
 
 
 class FusedStep:
-    """dt_proj of a Mamba mixer and one step of its states, ssm: (slots, n, d) float32."""
+    """Multiply by dt_proj of a Mamba mixer, and advance its states by a token. ssm: (slots, n, d) float32, the
+    states."""
 
     def __init__(self, weights: MambaWeights[DeviceLinear], ssm: torch.Tensor) -> None:
         self._weights, self._ssm = weights, ssm
@@ -86,8 +87,8 @@ class FusedStep:
         z: torch.Tensor,
         batch: DeviceBatch,
     ) -> torch.Tensor:
-        """Run both. dt: (t, r), input of dt_proj. x: (t, d) contiguous. z: (t, d). b, c: (t, n), each row aligned to 8
-        bytes. Returns y (t, d). All are bfloat16."""
+        """Project dt (t, r), and advance the states. x: (t, d) contiguous. z: (t, d). b, c: (t, n), each row aligned to
+        8 bytes. Returns y (t, d). All are bfloat16."""
         w, (n, d) = self._weights, self._weights.A.shape
         stride = slot_stride(self._ssm, (n, d), torch.float32, batch.device)
         require_slots(batch.max_slot, self._ssm.shape[0])

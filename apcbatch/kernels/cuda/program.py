@@ -239,8 +239,8 @@ class DeviceStack:
                     entry.run(residual, batch)
 
     def _capture_both(self, mixture: StackEntry, beside: StackEntry, residual: Residual, batch: Any) -> None:
-        """Capture a mixture and the MLP beside it as two branches of the graph, from the norm that they share on. One
-        after the other, the MLP's launches would wait for the experts' for longer than they run."""
+        """Capture a mixture and the MLP beside it as two branches of the graph, which begin after their common norm. In
+        one branch the MLP's launches would wait for the experts' for longer than they run."""
         current, branch = torch.cuda.current_stream(self._device), own_stream(self._device, "branch")
         mixture.part.normed(residual)
         residual.has_delta = False  # added to the sum
