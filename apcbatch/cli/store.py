@@ -12,6 +12,7 @@ import click
 
 from apcbatch.cli.options import LOCAL, OrderedGroup
 from apcbatch.cli.terminal import echo, echo_json, echo_row, warn
+from apcbatch.display import counted
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
 from apcbatch.model.locate import name_of
 from apcbatch.option_values import parse_size, rounded_size
@@ -66,12 +67,14 @@ def stat(folder: str, as_json: bool) -> None:
         echo_json(orjson.dumps(document))
         return
     stranded = f", {stats.num_stranded} of them stranded" if stats.num_stranded else ""
-    echo_row(f"{_printable(stats.path)}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}", 2)
+    echo_row(
+        f"{_printable(stats.path)}: {counted(stats.entries, 'snapshot')}{stranded}, {rounded_size(stats.num_bytes)}", 2
+    )
     for model in stats.models:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.last_used)) if model.last_used else "never"
         echo_row(
-            f"  {model.fingerprint[:12]}  {model.entries:>8} snapshots  {rounded_size(model.num_bytes):>10}  "
-            f"up to {model.longest_position} tokens  restored {model.uses} times  last used {used}"
+            f"  {model.fingerprint[:12]}  {counted(model.entries, 'snapshot'):>18}  {rounded_size(model.num_bytes):>10}  "
+            f"up to {counted(model.longest_position, 'token')}  restored {counted(model.uses, 'time')}  last used {used}"
             f"  {_printable(model.name)}",
             4,
         )
@@ -89,10 +92,10 @@ def check(folder: str) -> int:
     for fault in report.faults:
         echo(_printable(fault))
     click.echo(
-        f"{report.num_verified} snapshots are whole ({rounded_size(report.num_bytes)}), "
-        f"{len(report.faults)} faults; "
-        f"{report.num_files_removed} files and {report.num_rows_dropped} index rows removed, "
-        f"{report.num_adopted} rows added, {report.num_stranded} snapshots stranded"
+        f"{counted(report.num_verified, 'whole snapshot')} ({rounded_size(report.num_bytes)}), "
+        f"{counted(len(report.faults), 'fault')}; {counted(report.num_files_removed, 'file')} and "
+        f"{counted(report.num_rows_dropped, 'index row')} removed, {counted(report.num_adopted, 'row')} added, "
+        f"{counted(report.num_stranded, 'snapshot')} stranded"
     )
     return EXIT_STOPPED if report.faults else EXIT_OK
 
@@ -116,7 +119,7 @@ def prune(folder: str, size: str | None, older_than: str | None, model: str | No
     with _open(folder, maintenance=True) as opened:
         report = opened.prune(size_bytes, age_s, None if model is None else name_of(model))
     click.echo(
-        f"{report.num_removed} snapshots ({rounded_size(report.num_bytes_removed)}) dropped; "
+        f"{counted(report.num_removed, 'snapshot')} ({rounded_size(report.num_bytes_removed)}) dropped; "
         f"{report.num_left} ({rounded_size(report.num_bytes_left)}) are left"
     )
 

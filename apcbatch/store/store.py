@@ -50,7 +50,6 @@ class StoreStats:
     entries: int
     num_bytes: int
     size_limit_bytes: int
-    is_read_only: bool
     num_stranded: int
     models: list[ModelStats]
 
@@ -283,7 +282,6 @@ class Store:
                 entries,
                 num_bytes,
                 self._size_limit_bytes,
-                self.is_read_only,
                 index.num_stranded(),
                 index.models(time.time()),
             )

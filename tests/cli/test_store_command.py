@@ -52,7 +52,7 @@ def test_stat_counts_by_model(folder, capsys):
 def test_check_lists_each_fault_then_the_count(folder, capsys):
     """Fault: a damaged snapshot passes, or the exit status of a damaged store is 0."""
     assert main(["store", "check", str(folder)]) == 0
-    assert capsys.readouterr().out.startswith("5 snapshots are whole")
+    assert capsys.readouterr().out.startswith("5 whole snapshots (")
     victim = max(path for path in folder.rglob("*.safetensors"))
     data = bytearray(victim.read_bytes())
     data[-1] ^= 1
@@ -60,7 +60,7 @@ def test_check_lists_each_fault_then_the_count(folder, capsys):
     victim.write_bytes(data)
     assert main(["store", "check", str(folder)]) == 1
     *faults, count = capsys.readouterr().out.splitlines()
-    assert len(faults) == 1 and victim.name in faults[0] and count.startswith("4 snapshots are whole")
+    assert len(faults) == 1 and victim.name in faults[0] and count.startswith("4 whole snapshots (")
     assert main(["store", "check", str(folder)]) == 0, "the bad file is gone"
 
 
@@ -172,15 +172,14 @@ def test_an_age_is_in_its_unit():
         (["stat"], None, {"read_only": True}, (
             "S: 5 snapshots, 2 of them stranded, 1.5 KiB\n"
             "  abababababab         4 snapshots     1.0 KiB  up to 192 tokens  restored 7 times  last used TIME  a?b\n"
-            "  cdcdcdcdcdcd         1 snapshots       512 B  up to 64 tokens  restored 0 times  last used never  \n"
+            "  cdcdcdcdcdcd          1 snapshot       512 B  up to 64 tokens  restored 0 times  last used never  \n"
         )),
         (["check"], (), {"maintenance": True}, (
             "a?b is torn\n"
-            "1 snapshots are whole (2.0 KiB), 1 faults; 3 files and 4 index rows removed, 5 rows added, 6 snapshots "
-            "stranded\n"
+            "1 whole snapshot (2.0 KiB), 1 fault; 3 files and 4 index rows removed, 5 rows added, 6 snapshots stranded\n"
         )),
         (["prune", "--size", "2KiB"], (2048, None, None), {"maintenance": True},
-         "1 snapshots (2.0 KiB) dropped; 3 (4.0 KiB) are left\n"),
+         "1 snapshot (2.0 KiB) dropped; 3 (4.0 KiB) are left\n"),
         (["prune", "--older-than", "2m", "--model", "org/m"], (None, 120.0, "org/m"), {"maintenance": True}, None),
         (["prune", "--model", "./x/m/"], (None, None, "m"), {"maintenance": True}, None),
     ],
@@ -189,7 +188,7 @@ def test_each_number_stands_in_its_place(tmp_path, monkeypatch, capsys, words, g
     """Fault: a number is printed as another one, a store is locked to look into it, or a bound is lost on its way."""
     used = time.mktime((2026, 5, 4, 3, 2, 1, 0, 0, -1))
     models = [ModelStats("a\x1bb", "ab" * 32, 4, 1024, 192, 7, used), ModelStats("", "cd" * 32, 1, 512, 64, 0, 0.0)]
-    stats = StoreStats("S", 1, 5, 1536, 9, False, 2, models)
+    stats = StoreStats("S", 1, 5, 1536, 9, 2, models)
     numbers = {"num_verified": 1, "num_bytes": 2048, "num_files_removed": 3, "num_rows_dropped": 4, "num_adopted": 5}
     checked = SimpleNamespace(faults=["a\x1bb is torn"], num_stranded=6, **numbers)
     left = {"num_removed": 1, "num_bytes_removed": 2048, "num_left": 3, "num_bytes_left": 4096}

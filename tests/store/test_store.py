@@ -135,7 +135,7 @@ def test_counters_and_stats(store: Store, folder: Path) -> None:
     read = sum(array.nbytes for array in arrays_of(keys[0]).values())
     assert store.counters == StoreCounters(written=4, bytes_written=num_bytes, read=1, bytes_read=read)
     stats = store.stats()
-    assert (stats.entries, stats.num_bytes, stats.is_read_only, stats.num_stranded) == (4, num_bytes, False, 0)
+    assert (stats.entries, stats.num_bytes, stats.num_stranded) == (4, num_bytes, 0)
     (model,) = stats.models
     assert (model.name, model.fingerprint, model.entries) == ("test model", FINGERPRINT.hex(), 4)
     assert (model.num_bytes, model.longest_position, model.uses) == (num_bytes, 4 * BLOCK, 1)
