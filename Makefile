@@ -112,7 +112,8 @@ RACES := tests/kernels/test_cuda.py::test_batch_in_place \
 test-cuda:
 	APCBATCH_CUDA=1 $(PYTHON) setup.py build_ext --inplace
 	$(PYTHON) -m pytest -q -m cuda
-	timeout 600 compute-sanitizer --tool memcheck $(SANITIZE) $(PYTHON) -m pytest -q -m cuda tests/kernels
+	$(PYTHON) -m pytest -q -m cuda --collect-only tests/kernels | grep :: | xargs -d '\n' -n 12 -P 2 \
+	    timeout 600 compute-sanitizer --tool memcheck $(SANITIZE) $(PYTHON) -m pytest -q -m cuda
 	timeout 600 compute-sanitizer --tool racecheck $(SANITIZE) $(NOT_UNDERSTOOD) $(PYTHON) -m pytest -q -m cuda $(RACES)
 
 lint: $(BUILT)
