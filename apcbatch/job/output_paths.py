@@ -71,9 +71,9 @@ def without_suffixes(name: str) -> str:
 
 
 def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: Names) -> None:
-    """Refuse an output that is another file of the command, lies in the store or beside the model's files, or is a
-    folder, and standard streams that are redirected to a file of the command. Then remove the temporary files that
-    killed commands have left of these outputs.
+    """Refuse an output that is another file of the command, lies in the store, beside the model's files or in a folder
+    that cannot be written to, or is a folder, and standard streams that are redirected to a file of the command. Then
+    remove the temporary files that killed commands have left of these outputs.
 
     inputs: files of INPUT. read, outputs: path or address by the name of its option, of an output the place
     (`address.output_place`); None and `-` are skipped.
@@ -97,6 +97,9 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
         _check_place(name, path, config)
         if os.path.isdir(path):
             raise UsageError(f"{name} {path} is a folder; move it away, or choose another name")
+        folder = os.path.dirname(path) or "."
+        if os.path.isdir(folder) and not (is_stream(path) or os.access(folder, os.W_OK | os.X_OK)):
+            raise UsageError(f"{name} {path} cannot be written: its folder takes no new file; give one in another folder")
     remove_left_files(local.values())
 
 

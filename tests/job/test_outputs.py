@@ -133,6 +133,17 @@ def test_what_belongs_to_something_else_is_not_written_over(apcbatch, tmp_path):
             assert before == now, (options, way)
 
 
+def test_a_folder_that_takes_no_file_is_refused_at_once(apcbatch, tmp_path, monkeypatch):
+    """Fault: a summary or a page is lost at the end of a run that took hours."""
+    (tmp_path / "closed").mkdir()
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: may(path, mode) and not str(path).endswith("closed"))
+    for options in (("-o", "closed/o"), ("--summary", "closed/s.json"), ("--report", "closed/r.html")):
+        done = apcbatch("run", "in.jsonl", "--max-tokens", 1, *options)
+        assert done.code == 2 and f"{options[1]} cannot be written: its folder takes no new file" in done.stderr
+    assert not list(tmp_path.glob("in.answers.jsonl*")) and not list((tmp_path / "closed").iterdir())
+
+
 BESIDE = "lies beside the files of the model"
 READ_TWICE = {"OUT": "o", "--summary": "/dev/null", "--report": "/dev/null", "--json": "-"}
 
