@@ -73,9 +73,9 @@ def stat(folder: str, as_json: bool) -> None:
     for model in stats.models:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.last_used)) if model.last_used else "never"
         echo_row(
-            f"  {model.fingerprint[:12]}  {counted(model.entries, 'snapshot'):>18}  {rounded_size(model.num_bytes):>10}  "
-            f"up to {counted(model.longest_position, 'token')}  restored {counted(model.uses, 'time')}  last used {used}"
-            f"  {_printable(model.name)}",
+            f"  {model.fingerprint[:12]}  {counted(model.entries, 'snapshot'):>18}"
+            f"  {rounded_size(model.num_bytes):>10}  up to {counted(model.longest_position, 'token')}"
+            f"  restored {counted(model.uses, 'time')}  last used {used}  {_printable(model.name)}",
             4,
         )
 

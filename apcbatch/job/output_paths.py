@@ -99,7 +99,8 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
             raise UsageError(f"{name} {path} is a folder; move it away, or choose another name")
         folder = os.path.dirname(path) or "."
         if os.path.isdir(folder) and not (is_stream(path) or os.access(folder, os.W_OK | os.X_OK)):
-            raise UsageError(f"{name} {path} cannot be written: its folder takes no new file; give one in another folder")
+            ways = "give a file in another folder"
+            raise UsageError(f"{name} {path} cannot be written: its folder takes no new file; {ways}")
     remove_left_files(local.values())
 
 

@@ -176,7 +176,8 @@ def test_an_age_is_in_its_unit():
         )),
         (["check"], (), {"maintenance": True}, (
             "a?b is torn\n"
-            "1 whole snapshot (2.0 KiB), 1 fault; 3 files and 4 index rows removed, 5 rows added, 6 snapshots stranded\n"
+            "1 whole snapshot (2.0 KiB), 1 fault; 3 files and 4 index rows removed, 5 rows added, "
+            "6 snapshots stranded\n"
         )),
         (["prune", "--size", "2KiB"], (2048, None, None), {"maintenance": True},
          "1 snapshot (2.0 KiB) dropped; 3 (4.0 KiB) are left\n"),
