@@ -308,6 +308,6 @@ class Drafting:
             drafts.drafter = self._drafts.begin(sequence.tokens[:num_prompt], references, most_tokens)
             drafts.num_fed = num_prompt
         if drafts.num_fed < sequence.num_tokens:
-            drafts.drafter.append(sequence.tokens[drafts.num_fed : sequence.num_tokens])
+            drafts.drafter.append(sequence.tokens[drafts.num_fed : sequence.num_tokens].tolist())
             drafts.num_fed = sequence.num_tokens
         return drafts.drafter.propose(most)

@@ -15,7 +15,7 @@ from apcbatch.engine.coverage import Reuse
 from apcbatch.engine.policy import Nothing, Retention
 from apcbatch.engine.pool import NO_PAGES, PageArray, Snapshot
 from apcbatch.engine.sampler import Sampler
-from apcbatch.engine.validation import MAX_REQUEST_TOKENS, check_request
+from apcbatch.engine.validation import MAX_REQUEST_TOKENS, check_drafts, check_request
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray
 from apcbatch.types import FinishReason, Request, Result, Scores
@@ -187,6 +187,7 @@ def make_sequence(
 ) -> Sequence:
     """Return a checked sequence. Raises RequestError (invalid_request, context_length_exceeded)."""
     prompt, room = check_request(request, vocab_size, context_length, max_request_tokens)
+    check_drafts(request, vocab_size)
     sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
     if request.score_from is not None:
         sequence.scores = Scores(request.score_from)

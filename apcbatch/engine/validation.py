@@ -66,10 +66,9 @@ def check_settings(request: Request, vocab_size: int) -> None:
     if request.score_top and first is None:
         raise invalid(f"score_top is {request.score_top} without score_from; set score_from too")
     _check_tokens(request, vocab_size)
-    _check_drafts(request, vocab_size)
 
 
-def _check_drafts(request: Request, vocab_size: int) -> None:
+def check_drafts(request: Request, vocab_size: int) -> None:
     """Check `draft` and `references`. A token outside the vocabulary would fail the pass that verifies it."""
     if not isinstance(request.draft, bool):
         raise invalid(f"draft is {_shown(request.draft)}; expected True or False")

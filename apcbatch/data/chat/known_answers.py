@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from apcbatch.data.chat.common_prefix import BaseText, common_length
-from apcbatch.data.chat.recorded_answers import answer_end, tokenise_answer
+from apcbatch.data.chat.recorded_answers import answer_end, stops_in, tokenise_answer
 from apcbatch.data.chat.render import Prompt, Renderer
 from apcbatch.data.conversation import Conversation, Message, Turn
 from apcbatch.errors import RequestError
@@ -101,7 +101,7 @@ class KnownAnswers:
         tokens = later.token_ids
         if not np.array_equal(tokens[:begin], prompt.token_ids):
             return None
-        stops = np.flatnonzero(np.isin(tokens[begin:], self._renderer.tokenizer.eos_token_ids))
+        stops = stops_in(tokens[begin:], self._renderer.tokenizer.eos_token_ids)
         return self.of_tokens(tokens[begin : begin + int(stops[0]) + 1]) if len(stops) else None
 
     def _behind(self, prompt: Prompt, answered: str) -> TokenArray | None:
