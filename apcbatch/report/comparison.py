@@ -136,30 +136,19 @@ def _measures(base: dict[str, Any], other: dict[str, Any]) -> Iterator[dict[str,
 
 
 def _misses(base: Run, other: Run) -> list[dict[str, Any]]:
-    counts = []
-    for requests in (base.requests, other.requests):
-        numbers = Counter(requests.numbers["reason"])
-        counts.append({requests.reasons[number]: count for number, count in numbers.items() if number})
-    one, two = counts
-    reasons = sorted(one.keys() | two.keys(), key=lambda reason: (-one.get(reason, 0) - two.get(reason, 0), reason))
-    return [{"reason": reason, "base": one.get(reason, 0), "other": two.get(reason, 0)} for reason in reasons]
+    one, two = (
+        Counter(requests.reasons[number] for number in requests.numbers["reason"] if number)
+        for requests in (base.requests, other.requests)
+    )
+    reasons = sorted(one.keys() | two.keys(), key=lambda reason: (-one[reason] - two[reason], reason))
+    return [{"reason": reason, "base": one[reason], "other": two[reason]} for reason in reasons]
 
 
 def _changed_options(base: Run, other: Run) -> list[dict[str, Any]]:
     """Return the options that differ, among those that both versions have; then version and model fingerprint if they
     differ."""
     one, two = base.options, other.options
-    facts = [
-        {name: (run.run_file or {}).get(name) for name in ("version", "model_fingerprint")} for run in (base, other)
-    ]
-    rows = [
-        {"name": name, "base": one[name], "other": two[name]}
-        for name in one
-        if name in two and name not in NOT_COMPARED and one[name] != two[name]
-    ]
-    rows += [
-        {"name": name, "base": facts[0][name], "other": facts[1][name]}
-        for name in facts[0]
-        if facts[0][name] != facts[1][name]
-    ]
-    return rows
+    rows = [(name, one[name], two[name]) for name in one if name in two and name not in NOT_COMPARED]
+    for name in ("version", "model_fingerprint"):
+        rows.append((name, (base.run_file or {}).get(name), (other.run_file or {}).get(name)))
+    return [{"name": name, "base": mine, "other": theirs} for name, mine, theirs in rows if mine != theirs]

@@ -72,7 +72,9 @@ class PromptReader:
             if not isinstance(work, Request):
                 continue
             ticket: Ticket = work.tag.ticket
-            now, then = _digests(work)
+            tokens = as_token_array(work.token_ids)
+            digests = request_digests(ticket, tokens, ticket.request_id, ticket.custom_id)
+            now, then = map(bytes.fromhex, digests)  # of this version, and of earlier ones
             same_id = rows.get(ticket.request_id, [])
             named.update(same_id)
             old = [row for row in same_id if run.requests.prompt_digest(row) in (then, bytes(DIGEST_BYTES))]
@@ -80,7 +82,7 @@ class PromptReader:
                 messages = source.history(ticket.turn, config)
                 texts[row] = shortened_prompt(messages or _text(work, renderer), limit)
                 if not numbers["error"][row]:
-                    tree.add(as_token_array(work.token_ids), numbers["cached"][row], SOURCES[numbers["from"][row]])
+                    tree.add(tokens, numbers["cached"][row], SOURCES[numbers["from"][row]])
         others = sum(texts[row] is None for row in named)
         if others:
             self._warn(f"{others} requests of {run.out.name} were made from other prompts; theirs are not shown")
@@ -120,13 +122,6 @@ class PromptReader:
                 "not have those; leave --prompts out"
             )
         return with_model_defaults(with_clock_of(config, origin), folder)
-
-
-def _digests(request: Request) -> tuple[bytes, bytes]:
-    """Return a request's digest, and the one that earlier versions wrote."""
-    ticket: Ticket = request.tag.ticket
-    now, then = request_digests(ticket, as_token_array(request.token_ids), ticket.request_id, ticket.custom_id)
-    return bytes.fromhex(now), bytes.fromhex(then)
 
 
 def _size(identity: dict[str, Any]) -> str:

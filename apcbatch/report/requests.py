@@ -65,13 +65,13 @@ class Requests:
 
     def add(self, record: dict[str, Any]) -> bool:
         """Append a record that `read_record` accepted; False if one of its numbers is missing or out of range."""
-        row = _failed(record) if record["error"] is not None else _answered(record)
+        error = record["error"]
+        row = _answered(record) if error is None else ({**dict.fromkeys(NUMBERS, 0), "ideal": UNKNOWN}, "", "error")
         if row is None:
             return False
         numbers, reason, finish = row
         numbers["line"], numbers["turn"] = record["line"], record["turn"] or 0
         numbers["reason"], numbers["finish"] = self._index("reasons", reason), self._index("finishes", finish)
-        error = record["error"]
         if error is None:
             numbers["error"] = 0
             self.texts.add(*answer_of(record))
@@ -215,11 +215,6 @@ def _calls(calls: Any) -> Iterator[dict[str, str]]:
             name, arguments = function.get("name"), function.get("arguments")
             if isinstance(name, str) and isinstance(arguments, str):
                 yield {"name": name, "arguments": arguments}
-
-
-def _failed(record: dict[str, Any]) -> tuple[dict[str, int], str, str]:
-    """Return (numbers, miss reason, finish reason) of an error record: all numbers 0, the ideal unknown."""
-    return {**dict.fromkeys(NUMBERS, 0), "ideal": UNKNOWN}, "", "error"
 
 
 def _answered(record: dict[str, Any]) -> tuple[dict[str, int], str, str] | None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from apcbatch.job.processes import Process
 from apcbatch.report.requests import Requests
-from apcbatch.report.verdict import STAGES, stage
+from apcbatch.report.verdict import seconds_of, summaries_of
 
 COLUMNS = 400
 Micros = npt.NDArray[np.int64]
@@ -89,10 +89,8 @@ def _columns(times: Micros, width: float) -> Micros:
 
 def _phases(group: Sequence[Process]) -> dict[str, float] | None:
     """Return the seconds of each phase, summed over processes that ended; `idle` is the rest of their time."""
-    summaries = [one.end.summary for one in group if one.end is not None]
-    if not summaries:
+    spent = seconds_of(summaries_of(group))
+    if spent is None:
         return None
-    *phases, total = STAGES
-    spent = {name: sum(stage(summary, name) for summary in summaries) for name in phases}
-    idle = sum(stage(summary, total) for summary in summaries) - sum(spent.values())
-    return spent | {"idle": max(0.0, idle)}
+    total = spent.pop("total")
+    return spent | {"idle": max(0.0, total - sum(spent.values()))}

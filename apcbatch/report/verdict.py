@@ -50,7 +50,7 @@ def verdict(requests: Requests, processes: Sequence[Process], options: Mapping[s
         "prefill_tokens_per_s": _rate(summaries, "prefill"),
         "decode_tokens_per_s": _rate(summaries, "decode"),
         "tokens_per_pass": tokens_per_pass(summaries),
-        "seconds": _seconds(summaries),
+        "seconds": seconds_of(summaries),
         "peak_rss_bytes": _most(summaries, "peak_rss_bytes"),
         "peak_device_bytes": _most(summaries, "peak_device_bytes"),
         "store_skipped": _sum(summaries, "store_skipped"),
@@ -98,10 +98,9 @@ def _percentiles(requests: Requests) -> list[dict[str, Any]] | None:
     ]
 
 
-def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float] | None:
-    if not summaries:
-        return None
-    return {name: sum(stage(one, name) for one in summaries) for name in STAGES}
+def seconds_of(summaries: Sequence[dict[str, Any]]) -> dict[str, float] | None:
+    """Return the sum of the seconds of each stage; None without a summary."""
+    return {name: sum(stage(one, name) for one in summaries) for name in STAGES} if summaries else None
 
 
 def _rate(summaries: Sequence[dict[str, Any]], name: str) -> float | None:
