@@ -67,13 +67,10 @@ def _reuse(block_size: int, table: PolicyForecast, config: Config) -> dict[str, 
 
 
 def _candidate(candidate: Candidate, config: Config) -> dict[str, Any]:
-    verified = candidate.verified
-    measured = {} if verified is None else {"measured_prefill_s": verified.prefill_s}
-    return {
-        **_reuse(candidate.block_size, candidate.table, config),
-        "predicted_prefill_s": candidate.prefill_s,
-        **measured,
-    }
+    seconds = {"predicted_prefill_s": candidate.prefill_s}
+    if candidate.verified is not None:
+        seconds["measured_prefill_s"] = candidate.verified.prefill_s
+    return _reuse(candidate.block_size, candidate.table, config) | seconds
 
 
 def tuning_yaml(tuning: Tuning, config: Config) -> str:

@@ -31,6 +31,7 @@ NUM_STORED = 8
 MAX_FILL_RUNS = 64
 NUM_CONTINUED = 16
 CONTEXT = 3  # index of context pairs among the features
+Sample = tuple[tuple[float, ...], float]  # features of the work of a measurement, and its seconds
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,6 @@ def temporary_engine(config: Config, warn: Callable[[str], None], *, has_store: 
             engine.close()
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """One measurement: the features (passes, chunks, tokens, context pairs, snapshots) of the work, and its seconds."""
-
-    features: tuple[float, ...]
-    seconds: float
-
-
 class _Meter:
     """Measurements on one engine. Every prompt is random, so only snapshots kept on purpose are found."""
 
@@ -155,23 +148,16 @@ class _Meter:
             taken.setdefault((NUM_CONTINUED, MEDIUM, len(prefix)), []).append(seconds)
             plan = RequestPlan(keep=keep, reads=(1,) * len(keep))
             keeping.append(self._run(self._prompts(1, long), plan)[0])
-        samples = [_Sample(_features(*kind, 0), statistics.median(seconds)) for kind, seconds in taken.items()]
-        samples.append(_Sample(_features(1, long, 0, len(keep)), statistics.median(keeping)))
-        pass_s, chunk_s, token_s, context_s, snapshot_s = _fit(samples, self._has_attention)
+        samples = [(_features(*kind, 0), statistics.median(seconds)) for kind, seconds in taken.items()]
+        samples.append((_features(1, long, 0, len(keep)), statistics.median(keeping)))
         rates = tuple(
             Rate(count, chunk, context, count * chunk / max(1e-9, statistics.median(seconds)))
             for (count, chunk, context), seconds in taken.items()
         )
+        pass_s, chunk_s, token_s, context_s, snapshot_s = _fit(samples, self._has_attention)
+        restore_s = statistics.median(restores)
         return Measurement(
-            rates=rates,
-            pass_s=pass_s,
-            chunk_s=chunk_s,
-            token_s=token_s,
-            context_s=context_s,
-            snapshot_s=snapshot_s,
-            restore_ram_s=statistics.median(restores),
-            restore_disk_s=restore_disk_s,
-            write_byte_s=write_byte_s,
+            rates, pass_s, chunk_s, token_s, context_s, snapshot_s, restore_s, restore_disk_s, write_byte_s
         )
 
     def _long_chunk(self) -> int:
@@ -254,14 +240,14 @@ class _Meter:
 
 
 def _features(count: int, length: int, context: int, snapshots: int) -> tuple[float, ...]:
-    """Return the features (see _Sample) of one pass with `count` chunks of `length` new tokens, each after `context`
-    restored ones. snapshots: number of snapshots that the pass keeps."""
+    """Return the features of one pass (passes, chunks, tokens, context pairs, snapshots) with `count` chunks of
+    `length` new tokens, each after `context` restored ones. snapshots: number of snapshots that the pass keeps."""
     return (1, count, count * length, count * length * (context + length / 2), snapshots)
 
 
-def _fit(samples: Sequence[_Sample], has_attention: bool) -> list[float]:
-    """Return the costs, none below 0, that fit the samples with the least relative error."""
-    matrix = np.array([[value / sample.seconds for value in sample.features] for sample in samples])
+def _fit(samples: Sequence[Sample], has_attention: bool) -> list[float]:
+    """Return the cost of each feature, none below 0, that fit the samples with the least relative error."""
+    matrix = np.array([[value / seconds for value in features] for features, seconds in samples])
     active = [column for column in range(matrix.shape[1]) if has_attention or column != CONTEXT]
     costs = np.zeros(matrix.shape[1])
     while active:

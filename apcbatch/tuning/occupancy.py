@@ -181,20 +181,12 @@ class Occupancy:
         if self._policy != "planned":
             jobs = [self._ahead.popleft() for _ in order]
         else:
-            order, held = plan.order, len(plan.handed_on)
-            has_store = self._config.store is not None
+            order, held, jobs = plan.order, len(plan.handed_on), []
             lengths = (tree.end[node] for node in tree.end_node)  # of the requests ahead too
-            jobs = [
-                Job(
-                    length,
-                    answer,
-                    one.resume_at,
-                    leader,
-                    dict.fromkeys(one.keep_for_later if has_store else (), 0)
-                    | dict(zip(one.keep, one.reads, strict=True)),
-                )
-                for length, one, leader in zip(lengths, plan.requests, plan.leaders, strict=False)
-            ]
+            for length, one, leader in zip(lengths, plan.requests, plan.leaders, strict=False):
+                keeps = dict.fromkeys(() if self._config.store is None else one.keep_for_later, 0)
+                keeps |= zip(one.keep, one.reads, strict=True)
+                jobs.append(Job(length, answer, one.resume_at, leader, keeps))
         here = peak_of(jobs, order, self._config.max_running, self._config.max_batch_tokens, held)
         self._peak = Peak(*(max(getattr(self._peak, name), value) for name, value in vars(here).items()))
         self._window_tokens = max(self._window_tokens, tree.unique_tokens + REQUEST_TOKENS * tree.num_requests)

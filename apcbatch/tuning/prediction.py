@@ -30,15 +30,8 @@ def predict(config: Config, forecast: Forecast, passes: Passes, measured: Measur
         on_disk = config.store is not None and table.peak_live_bytes > config.pool_size
         restore_s = measured.restore_disk_s if on_disk else measured.restore_ram_s
         written = min(table.store_bytes, config.store_size) if config.store is not None else 0
-        candidates.append(
-            Candidate(
-                block_size,
-                table,
-                work.prefill_s(measured, kept),
-                work.restores * restore_s,
-                written * measured.write_byte_s,
-            )
-        )
+        seconds = work.prefill_s(measured, kept), work.restores * restore_s, written * measured.write_byte_s
+        candidates.append(Candidate(block_size, table, *seconds))
     return candidates
 
 
@@ -48,10 +41,7 @@ def of_policies(config: Config, block_sizes: Iterable[int], occupancy: Occupancy
     planned = replace(config, policy="planned")
     return lambda footprint: Forecaster(
         planner_for(
-            planned,
-            footprint,
-            device_of_codes(config.device, config.gpus),
-            later_budget_bytes=config.store_size,
+            planned, footprint, device_of_codes(config.device, config.gpus), later_budget_bytes=config.store_size
         ),
         block_sizes,
         config.window_tokens,

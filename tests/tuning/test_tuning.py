@@ -23,7 +23,7 @@ from apcbatch.tuning import measurement, verification
 from apcbatch.tuning.choice import Candidate, Verified, conclude
 from apcbatch.tuning.documents import tuning_document, tuning_yaml
 from apcbatch.tuning.forecast import PolicyForecast, Served
-from apcbatch.tuning.measurement import Measurement, Rate, _fit, _Sample
+from apcbatch.tuning.measurement import Measurement, Rate, _fit
 from apcbatch.tuning.prediction import PassCounter, Passes, Workload, of_policies, of_run, predict
 from apcbatch.tuning.survey import survey
 from apcbatch.tuning.text import tuning_lines
@@ -94,9 +94,9 @@ def test_costs_are_found_again_and_never_negative() -> None:
     """Fault: noise makes a cost negative, or the fit mixes up what a pass, a token and a snapshot cost."""
     shapes = [(1, 1, 64, 0, 0), (1, 1, 900, 0, 0), (1, 32, 512, 0, 0), (1, 32, 2048, 0, 0), (1, 1, 900, 0, 30)]
     true = (0.01, 0.002, 0.0005, 0.0, 0.003)
-    samples = [_Sample(row, sum(a * b for a, b in zip(row, true, strict=True))) for row in shapes]
+    samples = [(row, sum(a * b for a, b in zip(row, true, strict=True))) for row in shapes]
     assert _fit(samples, has_attention=False) == pytest.approx(true)
-    samples[-1] = replace(samples[-1], seconds=0.3)
+    samples[-1] = samples[-1][0], 0.3
     assert min(_fit(samples, has_attention=False)) >= 0
 
 
