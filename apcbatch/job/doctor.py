@@ -135,10 +135,19 @@ def _kernels() -> str:
 
     from apcbatch.kernels import reference
     from apcbatch.kernels.cpu.ops import ops
+    from apcbatch.kernels.ragged import Ragged
 
-    lengths = [5, 12]
+    # Both start from a state of zeros; the state after 7 tokens of the second goes to slot 2.
+    batch = Ragged(
+        cu_seqlens=torch.tensor([0, 5, 17]),
+        initial_slots=torch.tensor([-1, -1]),
+        final_slots=torch.tensor([0, 1]),
+        snapshot_cu=torch.tensor([0, 0, 1]),
+        snapshot_positions=torch.tensor([7]),
+        snapshot_slots=torch.tensor([2]),
+    )
     draw = torch.Generator().manual_seed(0)
-    tokens, channels, states = sum(lengths), 24, 16
+    tokens, channels, states = 17, 24, 16
     x, dt, z = (torch.randn(tokens, channels, generator=draw) for _ in range(3))
     B, C = (torch.randn(tokens, states, generator=draw) for _ in range(2))
     A = -torch.rand(states, channels, generator=draw) - 0.5
@@ -146,29 +155,12 @@ def _kernels() -> str:
     outputs = []
     for kernels in (ops, reference):
         state = torch.zeros(3, states, channels)
-        y = kernels.selective_scan(x, dt, A, B, C, D, z, dt_bias, state, _ragged(lengths))
+        y = kernels.selective_scan(x, dt, A, B, C, D, z, dt_bias, state, batch)
         outputs.append(torch.cat([y.flatten(), state.flatten()]))
     difference = float((outputs[0] - outputs[1]).abs().max())
     if not difference <= SCAN_TOLERANCE * float(outputs[1].abs().max()):
         raise CheckFailed(f"the compiled scan differs from the reference by {difference:.2g}", REINSTALL)
     return f"the scan of {tokens} tokens equals the reference to {difference:.1g}"
-
-
-def _ragged(lengths: list[int]) -> Any:
-    """Return a batch of two sequences. Both start from a state of zeros, and their final states go to slots 0 and 1.
-    The state after 7 tokens of the second goes to slot 2."""
-    import torch
-
-    from apcbatch.kernels.ragged import Ragged
-
-    return Ragged(
-        cu_seqlens=torch.tensor([0, lengths[0], sum(lengths)]),
-        initial_slots=torch.tensor([-1, -1]),
-        final_slots=torch.tensor([0, 1]),
-        snapshot_cu=torch.tensor([0, 0, 1]),
-        snapshot_positions=torch.tensor([7]),
-        snapshot_slots=torch.tensor([2]),
-    )
 
 
 def _cuda(device: str, gpus: int) -> str:
@@ -192,10 +184,9 @@ def _cuda(device: str, gpus: int) -> str:
             f"--gpus {gpus}: {len(names)} GPUs are visible to this process",
             "give as many at most, or see what nvidia-smi and CUDA_VISIBLE_DEVICES say",
         )
-    alike = [name for name in names if name == names[0]]
     if len(names) == 1:
         return names[0]
-    if len(alike) == len(names):
+    if len(set(names)) == 1:
         return f"{len(names)} x {names[0]}; --gpus {len(names)} spreads a model over them"
     return f"{', '.join(names)}; --gpus takes those of one kind"
 

@@ -65,7 +65,7 @@ class Feeder:
         shard: ShardLines | None = None,
     ) -> None:
         self.num_requests = self.num_skipped = self.num_open_rollouts = self.num_conversations = 0
-        self.num_elsewhere = 0
+        self.num_elsewhere = self.num_lines = 0
         self.exhausted = False
         self._config, self._renderer, self._answers = config, renderer, answers
         self._keeps_answers, self._references, self._shard = keeps_answers, references, shard
@@ -73,7 +73,6 @@ class Feeder:
         self._lines_here = 0  # lines of this shard, those that are error records too: the requests of --turns last
         self.ignored_columns: Counter[str] = Counter()
         self._next_number: int | None = None  # of a new request, once numbers are no longer positions
-        self.num_lines = 0
         self._work = self._all_work(islice(records, config.limit))
 
     @property
@@ -122,8 +121,7 @@ class Feeder:
             if isinstance(record, BadLine):
                 self._answers.begin_line(record.line, record.custom_id)
                 line_key = self._line_key(record, record.record)  # a later line may have its id
-                work = self._line_failure(record, record.custom_id, record.conversation, record.error, line_key)
-                yield from self._if_here(record, 1, [work])
+                yield from self._refused(record, record.custom_id, record.conversation, record.error, line_key)
             else:
                 yield from self._conversation(record)
 
@@ -138,8 +136,7 @@ class Feeder:
         except RequestError as error:
             if error.code == "duplicate_id":
                 line_key = line_key or self._line_key(conversation, None)
-            work = self._line_failure(conversation, first_id, conversation.id, error, line_key)
-            yield from self._if_here(conversation, 1, [work])
+            yield from self._refused(conversation, first_id, conversation.id, error, line_key)
             return
         duplicates = self._duplicate_ids(conversation, turns)
         draw_key = self._draw_key(conversation, line_key)
@@ -196,12 +193,11 @@ class Feeder:
         """Register the ids of the turns, and return turn -> error for those that an earlier line used. The id of turn 1
         is already registered by the caller."""
         found: dict[int | None, RequestError] = {}
-        first_id = conversation.request_id(1)
         for turn in turns:
-            if (custom_id := conversation.request_id(turn)) != first_id:
-                error = self._used_ids.add(custom_id, conversation.line)
-                if error is not None:
-                    found[turn] = error
+            custom_id = conversation.request_id(turn)
+            known = custom_id == conversation.request_id(1)
+            if not known and (error := self._used_ids.add(custom_id, conversation.line)) is not None:
+                found[turn] = error
         return found
 
     def _line_key(self, record: Conversation | BadLine, content: object) -> str:
@@ -229,7 +225,8 @@ class Feeder:
         """Yield the requests and failures of a conversation whose prompts contain the recorded answers, not generated
         ones; None for each turn that OUT answers. errors: turn -> error, for turns refused before rendering."""
         prompts: dict[int | None, Prompt] = {}
-        known = self._references.begin(conversation) if self._references is not None else None
+        source = self._references
+        known = source.begin(conversation) if source is not None else None
         try:
             rendered = _guarded(lambda: self._render(conversation, known))
             prompts = {prompt.turn: prompt for prompt in rendered.prompts}
@@ -237,8 +234,8 @@ class Feeder:
         except RequestError as error:
             failed = dict.fromkeys((ticket.turn for ticket in tickets), error)
         errors = failed | errors
-        open_tickets = [one for one in tickets if one.turn not in errors and one not in self._answers]
-        references = self._find_references(known, conversation, [prompts[ticket.turn] for ticket in open_tickets])
+        asked = [prompts[one.turn] for one in tickets if one.turn not in errors and one not in self._answers]
+        references = {} if source is None or known is None else source.find(known, conversation, asked)
         for ticket in tickets:
             if ticket.turn in errors:
                 yield self._unless_answered(Failure(ticket, errors[ticket.turn]))
@@ -246,15 +243,6 @@ class Feeder:
                 prompt = prompts[ticket.turn]
                 request = self._request(ticket, conversation, prompt, None, references.get(prompt.turn))
                 yield self._unless_answered(request)
-
-    def _find_references(
-        self, known: KnownAnswers | None, conversation: Conversation, prompts: Sequence[Prompt]
-    ) -> Mapping[int, Mapping[DraftSource, Sequence[TokenArray]]]:
-        """Return turn -> source -> the known answers to that turn's prompt. known: the known answers of the
-        conversation; None, if it takes no drafts from known answers, gives an empty result."""
-        if known is None or self._references is None:
-            return {}
-        return self._references.find(known, conversation, prompts)
 
     def _render(self, conversation: Conversation, known: KnownAnswers | None) -> Rendered:
         """Render the prompts of a conversation; with --score, each with its recorded answer."""
@@ -308,7 +296,7 @@ class Feeder:
             prompt = rollout.rollout.prompt
             source = self._references if ticket not in self._answers else None
             known = source.begin(rollout.conversation) if source is not None else None
-            references = self._find_references(known, rollout.conversation, [prompt])
+            references = {} if source is None or known is None else source.find(known, rollout.conversation, [prompt])
             request = self._request(ticket, rollout.conversation, prompt, rollout, references.get(prompt.turn))
             if ticket not in self._answers:
                 work = _with_constraint(request)
@@ -328,11 +316,9 @@ class Feeder:
             if record["error"] is not None:
                 error = RequestError(record["error"]["code"], record["error"]["message"], ticket.line)
             else:
-                origin = record["apcbatch"]
-                stop_reason = origin.get("stop_reason")
-                error = self._feed_back(
-                    rollout, ticket, origin["completion_token_ids"], is_stopped(record), stop_reason
-                )
+                own = record["apcbatch"]
+                answer = own["completion_token_ids"], is_stopped(record), own.get("stop_reason")
+                error = self._feed_back(rollout, ticket, *answer)
             if error is not None:
                 yield from self._fail_later_turns(rollout, ticket, error)
                 return
@@ -375,7 +361,7 @@ class Feeder:
                 self._config, self._renderer, ticket, conversation, prompt, rollout, keep_answer=keep_answer
             )
         except RequestError as error:
-            return Failure(ticket, RequestError(error.code, error.message, ticket.line))
+            return _failure(ticket, error)
         if references is not None:
             request.references = references
         return request
@@ -446,15 +432,15 @@ class Feeder:
             ticket = replace(ticket, custom_id=f"{line}.{ticket.number}#{turn}")
         return ticket
 
-    def _line_failure(
+    def _refused(
         self,
         record: Conversation | BadLine,
         custom_id: str | None,
         conversation: str | None,
         error: RequestError,
         line_key: str | None,
-    ) -> Work | None:
-        """Return the failure of a line as a whole; None if OUT has it already."""
+    ) -> Iterator[Work | None]:
+        """Yield the failure of a line as a whole (see _if_here); None if OUT has it already."""
         ticket = Ticket(
             self.num_requests,
             record.line,
@@ -465,8 +451,7 @@ class Feeder:
             line_key=line_key,
             file_line=record.file_line,
         )
-        located = RequestError(error.code, error.message, record.line)
-        return self._unless_answered(Failure(self._numbered(ticket), located))
+        yield from self._if_here(record, 1, [self._unless_answered(_failure(self._numbered(ticket), error))])
 
 
 def as_history(
@@ -484,12 +469,16 @@ def _with_constraint(work: Work) -> Work:
     Return the work, or a Failure if the grammar cannot be compiled."""
     if isinstance(work, Failure) or work.constraint is None:
         return work
-    ticket = work.tag.ticket
     try:
         work.constraint()
     except RequestError as error:
-        return Failure(ticket, RequestError(error.code, error.message, ticket.line))
+        return _failure(work.tag.ticket, error)
     return work
+
+
+def _failure(ticket: Ticket, error: RequestError) -> Failure:
+    """Return the failure of a request, with its line in the error."""
+    return Failure(ticket, RequestError(error.code, error.message, ticket.line))
 
 
 def _last_part(name: str) -> str:

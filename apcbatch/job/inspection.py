@@ -200,23 +200,20 @@ class _RequestsRead:
 
     def take(self, work: Work) -> None:
         """Add a request or a failure."""
-        request = None if isinstance(work, Failure) else work
+        request, error = (None, work.error) if isinstance(work, Failure) else (work, None)
         ticket: Ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
         if ticket.line != self._line:
             self._line, self.latest, self.index = ticket.line, {}, {}
-        error = work.error if isinstance(work, Failure) else self._no_room(work)
+        if request is not None:
+            try:
+                most = self._config.max_request_tokens
+                room_for_answer(len(request.token_ids), request.max_tokens, self._context_length, most)
+            except RequestError as refusal:
+                error = refusal
         self.latest[ticket.turn] = (ticket, request, error)
         if request is not None and error is None:
             self.index[ticket.turn] = self.tree.add(as_token_array(request.token_ids), ticket.line, request.resumable)
             self.tickets.append(ticket)
-
-    def _no_room(self, request: Request) -> RequestError | None:
-        try:
-            most = self._config.max_request_tokens
-            room_for_answer(len(request.token_ids), request.max_tokens, self._context_length, most)
-        except RequestError as error:
-            return error
-        return None
 
 
 def _choose_turn(read: _RequestsRead, wanted: int | None) -> tuple[int | None, list[int]]:

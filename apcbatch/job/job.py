@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -118,7 +118,9 @@ class Job:
                 self._begin(opened.answers)
                 self._places = opened.answers.places
                 return self._end(None, sink, self._exit_code(opened.answers.num_errors, is_complete=True))
-            with _closing(opened.engine):
+            with ExitStack() as ending:
+                ending.callback(opened.engine.close)
+                ending.callback(opened.engine.abort)  # first
                 self._begin_process(opened, opened.engine, inputs)
                 try:
                     return self._answer(opened, opened.engine, sink)
@@ -144,7 +146,7 @@ class Job:
             added = ["--resume"] + ["--retry-errors"] * (self._retryable_errors > 0)
         else:
             names = ("overwrite", "retry_errors" if config.retry_errors else "resume")
-            added = ["--" + name.replace("_", "-") for name in names if getattr(config, name)]
+            added = [flag_name(name) for name in names if getattr(config, name)]
         return command_line(self._command_words(added))
 
     def _command_words(self, added: Sequence[str]) -> list[str]:
@@ -238,8 +240,7 @@ class Job:
 
     def _answer(self, opened: OpenRun, engine: JobEngine, sink: Sink) -> int:
         """Answer every request, then end the run; return the exit code."""
-        answers = opened.answers
-        shard, references = opened.shard, opened.references
+        answers, shard, references = opened.answers, opened.shard, opened.references
         given = self._config, opened.records, opened.renderer, answers
         self._live = None if self._workers is None else LiveFeeder(*given, engine, self._workers)
         feeder = self._live or Feeder(*given, False, references, shard)
@@ -272,8 +273,8 @@ class Job:
             self._end_live(self._live, opened, sink)
         is_complete = source.exhausted and source.total == self._totals.requests
         exit_code = self._exit_code(answers.num_errors, is_complete)
-        if opened.references is not None and source.exhausted:
-            opened.references.warn_if_unused(self._printer.warn)
+        if references is not None and references.earlier is not None and source.exhausted:
+            references.earlier.warn_if_unused(self._printer.warn)
         self._totals.plan_s = source.plan_s
         if source.beyond_window_tokens:
             self._printer.note(
@@ -289,22 +290,21 @@ class Job:
         return self._end(engine, sink, exit_code)
 
     def _begin(self, answers: PreviousAnswers) -> None:
-        self._totals.begin_running(already_done=len(answers) - answers.num_without_line)
+        done = len(answers) - answers.num_without_line
+        self._totals.begin_running(already_done=done)
         self._totals.answers_without_line = answers.num_without_line
         self._retryable_errors = answers.num_retryable
-        if self._totals.already_done:
-            done = self._totals.already_done
+        if done:
             are = "is" if done == 1 else "are"
             self._printer.note(f"{counted(done, 'request')} {are} answered in {self._output.shown} already")
 
     def _describe(self, engine: JobEngine) -> None:
-        config, measured = self._config, engine.reading_tokens is not None
+        config = self._config
         place = engine.device if config.gpus == 1 else f"{config.gpus} GPUs"
+        gain = f", at least {config.min_gain_tokens} tokens saved by a snapshot for later runs"
         self._printer.detail(
-            f"model {config.model}, {engine.dtype} on {place}; block size {config.block_size}, "
-            f"policy {config.policy}, store {config.store or 'none'}"
-            + f", at least {config.min_gain_tokens} tokens saved by a snapshot for later runs"
-            * measured
+            f"model {config.model}, {engine.dtype} on {place}; block size {config.block_size}, policy {config.policy}, "
+            f"store {config.store or 'none'}" + gain * (engine.reading_tokens is not None)
         )
 
     def _next_request(self, engine: JobEngine, source: WorkSource, opened: OpenRun, sink: Sink) -> Request | None:
@@ -446,13 +446,3 @@ class Job:
                 write_file(name, [document], Disk())
         except Exception as error:  # the package of an address may raise anything; the answers are safe
             self._printer.warn(f"--summary {shown_address(name)} was not written: {reason_of(error, name)}")
-
-
-@contextmanager
-def _closing(engine: JobEngine) -> Iterator[None]:
-    """Drop unfinished requests, and close the store, at the end of the block, also after an error."""
-    try:
-        yield
-    finally:
-        engine.abort()
-        engine.close()

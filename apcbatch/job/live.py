@@ -187,7 +187,9 @@ class LiveFeeder(Feeder):
         self.num_conversations += 1
         [ticket] = tickets
         for sample in range(self._config.samples):
-            records = self._records_of(ticket, sample)
+            records: list[dict[str, Any]] = []  # of the episode, in OUT
+            while self._answers and (record := self._answers.find(self._ticket_of(ticket, sample, len(records) + 1))):
+                records.append(record)
             is_same = all(one["apcbatch"].get("line_digest") == ticket.line_digest for one in records)
             if is_same and records and records[-1]["apcbatch"].get("end") is not None:
                 self.num_skipped += 1
@@ -202,13 +204,6 @@ class LiveFeeder(Feeder):
                 episode.begin_anew()
             self._advance(episode, None)
             yield None
-
-    def _records_of(self, ticket: Ticket, sample: int) -> list[dict[str, Any]]:
-        """Return the records that OUT has of an episode."""
-        records: list[dict[str, Any]] = []
-        while self._answers and (record := self._answers.find(self._ticket_of(ticket, sample, len(records) + 1))):
-            records.append(record)
-        return records
 
 
 def stale_records(lines: Iterable[tuple[int, bytes]], retry_errors: bool) -> set[int]:

@@ -205,9 +205,7 @@ def open_run(
         if not (config.score or config.ignore_eos):
             (note if renderer.tokenizer.eos_token_ids else warn)(renderer.tokenizer.ends())
         records, most_workers = _check_first_lines(records, config, inputs, renderer, folder)
-        shard = None
-        if config.shard is not None:
-            shard = _find_shard(config.shard, config, inputs, lines, renderer)
+        shard = None if config.shard is None else _find_shard(config.shard, config, inputs, lines, renderer)
         if config.draft_from is not None:
             stage("reading the earlier answers")
         references = References.of(config, renderer, EarlierAnswers.of(config, folder, warn))
@@ -251,8 +249,7 @@ def _read_model(config: Config, folder: Path, files: WeightFiles | None, note: C
     before its tokenizer is read, and --stop-token-id; changes nothing."""
     config = with_own_dtype(with_model_defaults(config, folder), note, files)
     load_model_config(folder)
-    sentence = notice(config, folder)
-    if sentence is not None:
+    if (sentence := notice(config, folder)) is not None:
         note(sentence)
     check_stop_tokens(config, folder)
     return config
@@ -270,7 +267,11 @@ def _check_first_lines(
         records = chain([first], records)
     most_workers = None
     if config.ray is not None and STDIN not in inputs.files:  # reading ahead on stdin may block
-        records, most_workers = _bound_workers(records, config.limit)
+        ahead = list(islice(records, min(MOST_COUNTED, MOST_COUNTED if config.limit is None else config.limit)))
+        records = chain(ahead, records)
+        if len(ahead) < MOST_COUNTED:  # a line has at most one request per message
+            requests = (max(1, len(one.messages)) if isinstance(one, Conversation) else 1 for one in ahead)
+            most_workers = max(1, sum(requests))
     if not renderer.tokenizer.reads_text:
         records = check_first(records, folder)
         if config.stop:
@@ -414,15 +415,6 @@ def compare_input(
         )
     answers.same_draw_rule = True
     return is_complete
-
-
-def _bound_workers(records: Records, limit: int | None) -> tuple[Records, int | None]:
-    """Return the same records, and the largest number of workers that can have work; None if there are MOST_COUNTED
-    lines or more. A line has at most one request per message."""
-    most = MOST_COUNTED if limit is None else min(limit, MOST_COUNTED)
-    first = list(islice(records, most))
-    number = sum(max(1, len(one.messages)) if isinstance(one, Conversation) else 1 for one in first)
-    return chain(first, records), max(1, number) if len(first) < MOST_COUNTED else None
 
 
 def _warn_about(answers: PreviousAnswers, sink: FileSink, warn: Callable[[str], None]) -> None:

@@ -89,9 +89,12 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
             raise UsageError(
                 f"{name} {shown_address(path)} cannot be written to; give a file, or an address such as s3://"
             )
-        if _is_at(path, streams) and not (name in written and is_stream(path)):
+        status = _status(path)
+        is_at_stream = status is not None and any(os.path.samestat(status, one) for one in streams)
+        if is_at_stream and not (name in written and is_stream(path)):
             raise UsageError(f"{name} {path} is where this command prints to; give another file, or print elsewhere")
-        _check_distinct(name, path, owners, written)
+        is_pipe = status is not None and stat.S_ISFIFO(status.st_mode)
+        _check_distinct(name, path, is_pipe, owners, written)
     local = {name: path for name, path in written.items() if not is_address(path)}
     for name, path in local.items():
         _check_place(name, path, config)
@@ -114,10 +117,9 @@ def _files_in_options(config: Config) -> dict[str, str]:
     }
 
 
-def _check_distinct(name: str, path: str, owners: dict[tuple[object, ...], str], written: Names) -> None:
+def _check_distinct(name: str, path: str, is_pipe: bool, owners: dict[tuple[object, ...], str], written: Names) -> None:
     """Refuse a file that has another name of the command already, if one of the two is written. Two outputs may share a
-    pipe. owners: identity of each file so far -> its name; gets this one."""
-    is_pipe = _is_pipe(path)
+    pipe; an input and an output may not. owners: identity of each file so far -> its name; gets this one."""
     for place in places(path) if is_pipe else _regular_places(path):
         owner = owners.setdefault(place, name)
         both = {owner, name}
@@ -201,21 +203,18 @@ def _files_in(folder: str) -> Iterator[str]:
 
 def _is_linked_below(folder: str, path: str) -> bool:
     """Return whether a file is a hard link to a file anywhere below the folder."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return False
-    if status.st_nlink < 2 or not stat.S_ISREG(status.st_mode):
+    status = _status(path)
+    if status is None or status.st_nlink < 2 or not stat.S_ISREG(status.st_mode):
         return False
     return any(os.path.samefile(path, one) for below, _, _ in os.walk(folder) for one in _files_in(below))
 
 
-def _is_pipe(name: str) -> bool:
-    """Return whether a path leads to a pipe. Two outputs may share one; an input and an output may not."""
+def _status(name: str) -> os.stat_result | None:
+    """Return the status of the file that a path leads to; None for an address, and if there is none."""
     try:
-        return not is_address(name) and stat.S_ISFIFO(os.stat(name).st_mode)
+        return None if is_address(name) else os.stat(name)
     except (OSError, ValueError):
-        return False
+        return None
 
 
 def _file_behind(stream: object) -> os.stat_result | None:
@@ -225,11 +224,3 @@ def _file_behind(stream: object) -> os.stat_result | None:
     except (OSError, ValueError, AttributeError):
         return None
     return status if stat.S_ISREG(status.st_mode) else None
-
-
-def _is_at(name: str, files: Sequence[os.stat_result]) -> bool:
-    """Return whether a path leads to one of the files with these statuses."""
-    try:
-        return not is_address(name) and any(os.path.samestat(os.stat(name), one) for one in files)
-    except (OSError, ValueError):
-        return False

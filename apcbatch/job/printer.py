@@ -107,7 +107,7 @@ class Printer:
             of = f" of {total}" if total is not None else ""
             left = self._totals.running_s / done * (total - done) if total is not None and done else None
             eta = f", eta {tqdm.format_interval(left)}" if left is not None else ""
-            self._say(f"{done}{of} requests, {self._rates()}{eta}")
+            self.note(f"{done}{of} requests, {self._rates()}{eta}")
 
     def result(self, custom_id: str, result: Result) -> None:
         """Print the line of a request that succeeded."""
@@ -133,21 +133,22 @@ class Printer:
     def warn(self, sentence: str) -> None:
         """Print a warning, and keep it for the summary; the run continues."""
         self._totals.note_warning(sentence)
-        self._say(f"warning: {sentence}")
+        self.note(f"warning: {sentence}")
 
     def note(self, sentence: str) -> None:
         """Print a sentence, even with --quiet."""
-        self._say(sentence)
+        width = max(20, shutil.get_terminal_size().columns) if sys.stderr.isatty() else None
+        self._write(sys.stderr, "\n".join(wrap(visible(sentence, "\n"), width, "")))
 
     def hint(self, sentence: str) -> None:
         """Print advice for a person at the terminal; --quiet hides it."""
         if not self._quiet:
-            self._say(sentence)
+            self.note(sentence)
 
     def detail(self, sentence: str) -> None:
         """Print a sentence only with --verbose."""
         if self._verbose:
-            self._say(sentence)
+            self.note(sentence)
 
     def summary(self, summary: dict[str, Any], output: str) -> None:
         """Print the summary: several lines on a terminal; in a pipe, one line of JSON after all request lines. stderr
@@ -155,15 +156,12 @@ class Printer:
         self.end_progress()
         width = self._width
         if width is None or not sys.stderr.isatty():
-            self._say(self._totals.sentence(output))
+            self.note(self._totals.sentence(output))
         if width is None:
             workers = summary["workers"] or ()
             if len(workers) > MOST_WORKERS:
-                summary = {
-                    **summary,
-                    "workers": workers[:MOST_WORKERS],
-                    "workers_left_out": len(workers) - MOST_WORKERS,
-                }
+                shown = {"workers": workers[:MOST_WORKERS], "workers_left_out": len(workers) - MOST_WORKERS}
+                summary = summary | shown
             self._print(json_escaped(orjson.dumps(summary).decode()))
             return
         for line in summary_lines(summary, "standard output" if output == "-" else visible(output), width, self._paint):
@@ -198,10 +196,6 @@ class Printer:
     def _print(self, line: str) -> None:
         if self._lines is not None and not self._write(self._lines, line):
             self._lines = None
-
-    def _say(self, line: str) -> None:
-        width = max(20, shutil.get_terminal_size().columns) if sys.stderr.isatty() else None
-        self._write(sys.stderr, "\n".join(wrap(visible(line, "\n"), width, "")))
 
     def _write(self, stream: TextIO, line: str) -> bool:
         """Write a line, after clearing the bar, and flush; return False if the stream cannot be written."""

@@ -118,7 +118,7 @@ class References:
     earlier run, or None."""
 
     def __init__(self, renderer: Renderer, recorded: bool, earlier: EarlierAnswers | None) -> None:
-        self._renderer, self._recorded, self._earlier = renderer, recorded, earlier
+        self._renderer, self._recorded, self.earlier = renderer, recorded, earlier
 
     @classmethod
     def of(cls, config: Config, renderer: Renderer, earlier: EarlierAnswers | None) -> References | None:
@@ -139,20 +139,15 @@ class References:
             if self._recorded:
                 for turn, tokens in known.recorded(prompts).items():
                     found.setdefault(turn, {})["recorded"] = [tokens]
-            if self._earlier is not None:
+            if self.earlier is not None:
                 for prompt in prompts:
-                    answers = self._earlier_answers(self._earlier, known, conversation, prompt)
+                    answers = self._earlier_answers(self.earlier, known, conversation, prompt)
                     if answers:
-                        self._earlier.num_used += 1
+                        self.earlier.num_used += 1
                         found.setdefault(prompt.turn, {})["previous"] = answers
         except Exception:  # the answers are the same without drafts
             return found
         return found
-
-    def warn_if_unused(self, warn: Callable[[str], None]) -> None:
-        """Warn if no request has a usable answer in the file of --draft-from."""
-        if self._earlier is not None:
-            self._earlier.warn_if_unused(warn)
 
     def _earlier_answers(
         self, earlier: EarlierAnswers, known: KnownAnswers, conversation: Conversation, prompt: Prompt
@@ -163,9 +158,7 @@ class References:
         record, found, left = earlier.find(prompt.custom_id), list[TokenArray](), MOST_KNOWN_TOKENS
         if record is None:
             return found
-        answers: list[Any] = record["response"]["body"]["choices"]
-        if earlier.has_same_tokens:
-            answers = answers_of(record)
+        answers: list[Any] = answers_of(record) if earlier.has_same_tokens else record["response"]["body"]["choices"]
         for answer in reversed(answers):
             if earlier.has_same_tokens:
                 tokens = known.of_tokens(as_token_array(answer[:MOST_KNOWN_TOKENS]))
