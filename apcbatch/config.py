@@ -62,11 +62,6 @@ def setting(name: str, **limits: Any) -> Any:
     return option(default, "Generation", row.help, **limits)
 
 
-def default_pool_size() -> int:
-    """Return a quarter of the memory that this process may use, at most 4 GiB, in bytes."""
-    return min(find_memory() // 4, 4 << 30)
-
-
 @dataclass(frozen=True)
 class Config:
     """The resolved options of one run. Sizes are in bytes. origins: source of each value, such as `default` or a
@@ -350,7 +345,7 @@ class Config:
         20 << 30, "Reuse", "Maximum size of the store on disk.", "size", minimum=0, maximum=MOST_BYTES
     )
     pool_size: int = option(
-        default_pool_size(),
+        min(find_memory() // 4, 4 << 30),
         "Reuse",
         "Maximum size of snapshots in memory; by default a quarter of the RAM, at most 4GiB.",
         "size",

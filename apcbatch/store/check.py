@@ -42,9 +42,7 @@ class Checker:
     """One check of a store. index: None for a read-only store, in which nothing is changed."""
 
     def __init__(self, reader: Index, index: Index | None, folder: SnapshotFolder) -> None:
-        self._reader = reader
-        self._index = index
-        self._folder = folder
+        self._reader, self._index, self._folder = reader, index, folder
         self._report = CheckReport()
 
     def run(self) -> CheckReport:
@@ -138,9 +136,5 @@ def _entries(index: Index) -> Iterator[Entry]:
 def _differs(entry: Entry, header: Header, num_bytes: int) -> bool:
     """Return whether a row disagrees with its file."""
     parent = row_id(header.parent) if header.parent else None
-    return (entry.position, entry.parent_id, entry.parent_position, entry.num_bytes) != (
-        header.position,
-        parent,
-        header.parent_position,
-        num_bytes,
-    )
+    found = entry.position, entry.parent_id, entry.parent_position, entry.num_bytes
+    return found != (header.position, parent, header.parent_position, num_bytes)

@@ -200,17 +200,7 @@ def _printable(words: str) -> str:
 
 
 ENTRY = "id, key, position, parent, parent_position, bytes, uses, last_used, priority"
-ENTRY_COLUMNS = (
-    is_integer,
-    is_key,
-    is_count,
-    is_integer_or_none,
-    is_count,
-    is_count,
-    is_count,
-    is_real,
-    is_real,
-)
+ENTRY_COLUMNS = (is_integer, is_key, is_count, is_integer_or_none, is_count, is_count, is_count, is_real, is_real)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,7 @@ class Capacity:
     def __init__(self, index: Index, folder: SnapshotFolder, limit_bytes: int, protected: set[bytes]) -> None:
         """protected: keys that must not be evicted."""
         self.num_evicted = 0
-        self._index = index
-        self._folder = folder
-        self._protected = protected
+        self._index, self._folder, self._protected = index, folder, protected
         self._most_bytes = limit_bytes - index.reserved_bytes()
         self._free_bytes = self._most_bytes - index.totals()[1]
 
@@ -116,10 +114,9 @@ def prune(
     if size_bytes is not None:
         _evict_down_to(index, folder, size_bytes)
     if older_than_s is not None or model is not None:
-        unused_since = None
+        now = time.time()
+        unused_since = None if older_than_s is None else now - older_than_s
         if older_than_s is not None:
-            now = time.time()
-            unused_since = now - older_than_s
             with index.transaction():
                 index.forget_future(now)
         for model_id in models:

@@ -160,10 +160,8 @@ def _open_to_read(files: Files, folder: str, problem: str | None, status: Status
         if problem is not None:
             status.once("read-only", f"{problem}; snapshots are read from it but not kept")
         return reader
-    if problem is None:
-        status.once("no index", cause)
-    else:
-        status.once("no index", f"{problem}, and {cause}; the run continues without it (results do not change)")
+    both = f"{problem}, and {cause}; the run continues without it (results do not change)"
+    status.once("no index", cause if problem is None else both)
     return None
 
 
@@ -195,8 +193,7 @@ def sweep_now(files: Files, folder: str) -> list[str]:
 
     Nothing is removed while another process opens the store.
     """
-    lock = files.lock(os.path.join(folder, LOCK_NAME), wait_s=1.0)
-    if lock is None:
+    if (lock := files.lock(os.path.join(folder, LOCK_NAME), wait_s=1.0)) is None:
         return []
     with lock:
         return sweep(files, folder)[1]

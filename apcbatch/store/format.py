@@ -177,15 +177,6 @@ def make_header(
 
 def read_header(reader: Reader) -> Header:
     """Read and verify the header of a file, and its agreement with the file's length. The tensors are not read."""
-    head, header = _read_header(reader)
-    if len(head) + header.num_data_bytes != reader.size:
-        raise BadSnapshot(
-            f"its header promises {len(head) + header.num_data_bytes:,} bytes, the file has {reader.size:,}"
-        )
-    return header
-
-
-def _read_header(reader: Reader) -> tuple[bytes, Header]:
     if not _CHECKSUM.stop < reader.size <= MAX_FILE_BYTES:
         raise BadSnapshot(f"{reader.size:,} bytes are not the length of a snapshot file")
     head = _read(reader, 0, min(reader.size, _FIRST_READ_BYTES))
@@ -198,7 +189,10 @@ def _read_header(reader: Reader) -> tuple[bytes, Header]:
     blank[_CHECKSUM] = _ZERO_CHECKSUM.encode()
     if xxhash.xxh3_128_hexdigest(blank).encode() != head[_CHECKSUM]:
         raise BadSnapshot("the checksum of its header does not match")
-    return head, _parse(head)
+    header = _parse(head)
+    if length + header.num_data_bytes != reader.size:
+        raise BadSnapshot(f"its header promises {length + header.num_data_bytes:,} bytes, the file has {reader.size:,}")
+    return header
 
 
 def _read(reader: Reader, offset: int, length: int) -> bytes:
@@ -249,7 +243,10 @@ def _problem(header: Header) -> str | None:
         return "a parent has both a key and a position"
     if not 1 <= len(header.tensors) <= MAX_TENSORS:
         return f"a snapshot holds 1 to {MAX_TENSORS} tensors, this one {len(header.tensors)}"
-    return next(filter(None, map(_tensor_problem, header.tensors)), None) or _order_problem(header)
+    if problem := next(filter(None, map(_tensor_problem, header.tensors)), None):
+        return problem
+    order = [_order(tensor) for tensor in header.tensors]
+    return None if order == sorted(set(order)) else "its tensors are not in the canonical order"
 
 
 def _tensor_problem(tensor: TensorInfo) -> str | None:
@@ -262,8 +259,3 @@ def _tensor_problem(tensor: TensorInfo) -> str | None:
     if any(type(dim) is not int or not 0 <= dim <= MAX_FILE_BYTES for dim in tensor.shape):
         return f"tensor {tensor.name} has an impossible shape"
     return f"tensor {tensor.name} is too large" if tensor.num_bytes > MAX_FILE_BYTES else None
-
-
-def _order_problem(header: Header) -> str | None:
-    order = [_order(tensor) for tensor in header.tensors]
-    return None if order == sorted(set(order)) else "its tensors are not in the canonical order"

@@ -134,7 +134,6 @@ class Index:
 
     def insert(self, header: Header, num_bytes: int, model: int, now: float) -> None:
         """Enter a snapshot. Its priority is the clock plus the tokens that one byte of it saves."""
-        parent = row_id(header.parent) if header.parent else None
         self.database.run(
             "INSERT INTO snapshots "
             "SELECT :id, :key, :model, :position, :parent, :parent_position, :chained, :bytes, "
@@ -145,7 +144,7 @@ class Index:
                 "key": header.key,
                 "model": model,
                 "position": header.position,
-                "parent": parent,
+                "parent": row_id(header.parent) if header.parent else None,
                 "parent_position": header.parent_position,
                 "chained": header.is_chained,
                 "bytes": num_bytes,

@@ -43,8 +43,7 @@ class SnapshotReader:
     def __init__(self, index: Index | None, folder: SnapshotFolder, status: Status) -> None:
         self.index = index
         self.on_suspect: Callable[[bytes, bytes], None] | None = None
-        self._folder = folder
-        self._status = status
+        self._folder, self._status = folder, status
         self._hidden: set[bytes] = set()
         self._is_index_damaged = False
 

@@ -248,17 +248,11 @@ class SnapshotFolder:
 
     def all_keys(self) -> Iterator[bytes]:
         """Yield the keys of all files, ascending. Other names are skipped (see strangers)."""
-        for path, name in self._walk():
-            key = _key_of(name)
-            if key is not None and path == self.path(key):
-                yield key
+        return (key for path, key in self._walk() if key is not None and path == self.path(key))
 
     def strangers(self) -> Iterator[str]:
         """Yield the paths of everything without the name and the folder of a snapshot."""
-        for path, name in self._walk():
-            key = _key_of(name)
-            if key is None or path != self.path(key):
-                yield path
+        return (path for path, key in self._walk() if key is None or path != self.path(key))
 
     def size(self, key: bytes) -> int:
         return self._files.size(self.path(key))
@@ -290,18 +284,18 @@ class SnapshotFolder:
     def _remove(self, path: str) -> bool:
         return self._files.kind(path) == "file" and self._files.unlink(path)
 
-    def _walk(self) -> Iterator[tuple[str, str]]:
-        """Yield (path, name) of everything in the folder, down to the depth of snapshots."""
+    def _walk(self) -> Iterator[tuple[str, bytes | None]]:
+        """Yield (path, key in its name) of everything in the folder, down to the depth of snapshots."""
         for first in self._names_in(self._folder):
             path = f"{self._folder}/{first}"
             if self._files.kind(path) != "folder":
-                yield path, first
+                yield path, _key_of(first)
             for second in self._names_in(path):
                 leaf = f"{path}/{second}"
                 if self._files.kind(leaf) != "folder":
-                    yield leaf, second
+                    yield leaf, _key_of(second)
                 for name in self._names_in(leaf):
-                    yield f"{leaf}/{name}", name
+                    yield f"{leaf}/{name}", _key_of(name)
 
     def _names_in(self, path: str) -> list[str]:
         return self._files.names(path) if self._files.kind(path) == "folder" else []

@@ -54,9 +54,7 @@ class Status:
 
     def __init__(self, warn: Callable[[str], None], folder: str, files: Files | None) -> None:
         """files: None for a store in which nothing may be changed."""
-        self._warn = warn
-        self._folder = folder
-        self._files = files
+        self._warn, self._folder, self._files = warn, folder, files
         self._counters = StoreCounters()
         self._causes: set[str] = set()
         self._lock = threading.Lock()

@@ -58,12 +58,8 @@ class Store:
     """An open store folder, made by `Store.open`. Any thread may call its methods. `put` waits only with `again`."""
 
     def __init__(self, path: str, size_limit_bytes: int, files: Files, status: Status, opened: Opened) -> None:
-        self._path = path
-        self._size_limit_bytes = size_limit_bytes
-        self._files = files
-        self._status = status
-        self._index = opened.index
-        self._session = opened.session
+        self._path, self._size_limit_bytes, self._files, self._status = path, size_limit_bytes, files, status
+        self._index, self._session = opened.index, opened.session
         self._folder = SnapshotFolder(files, path)
         self._reader = SnapshotReader(opened.reader, self._folder, status)
         self._writer: Writer | None = None
@@ -276,15 +272,8 @@ class Store:
         index = self._required_index()
         with self._raising("read"):
             entries, num_bytes = index.totals()
-            return StoreStats(
-                self._path,
-                FORMAT_VERSION,
-                entries,
-                num_bytes,
-                self._size_limit_bytes,
-                index.num_stranded(),
-                index.models(time.time()),
-            )
+            counts = entries, num_bytes, self._size_limit_bytes, index.num_stranded()
+            return StoreStats(self._path, FORMAT_VERSION, *counts, index.models(time.time()))
 
     @property
     def held(self) -> tuple[int, int]:

@@ -114,24 +114,16 @@ class Writer:
         A batch is limited to about an eighth of limit_bytes, because its snapshots cannot be evicted for each other.
         """
         self.names: dict[bytes, str] = {}
-        self._index = index
-        self._folder = folder
-        self._session = session
-        self._status = status
-        self._on_settled = on_settled
-        self._limit_bytes = limit_bytes
+        self._index, self._folder, self._session, self._status = index, folder, session, status
+        self._on_settled, self._limit_bytes = on_settled, limit_bytes
         self._is_index_damaged = False
         self._threads = ThreadPoolExecutor(threads, "apcbatch-store") if threads > 1 else None
         self._batch_bytes = min(MAX_BATCH_BYTES * threads, limit_bytes // 8)
-        self._queue_bytes = queue_bytes
-        self._queue_offers = queue_offers
+        self._queue_bytes, self._queue_offers = queue_bytes, queue_offers
         self._queue: deque[Offer | Touch | Suspect] = deque()
         self._queued_keys: set[bytes] = set()
         self._refused_keys: set[bytes] = set()  # by the full queue; skipped, unless they are queued later
-        self._num_bytes = 0
-        self._num_put = 0
-        self._num_done = 0
-        self._num_flushing = 0
+        self._num_bytes = self._num_put = self._num_done = self._num_flushing = 0
         self._is_closing = False
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="apcbatch-store", daemon=True)
