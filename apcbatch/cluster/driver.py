@@ -26,7 +26,6 @@ from apcbatch.cluster.runtime import (
     Ready,
     Received,
     Runtime,
-    WorkerFacts,
     WorkerId,
 )
 from apcbatch.cluster.scheduler import GroupScheduler, SubmitBuffer, UnplannedQueue
@@ -62,8 +61,9 @@ class ClusterEngine:
         self._results: list[Result] = []
         self._num_unfinished = self._num_units = 0
         self._watch_again = 0.0
-        self._facts = self._first_facts()
-        facts = self._facts
+        while not self._workers.ready:
+            self._poll()
+        facts = self._facts = self._workers.ready[0].known
         self.fingerprint, self.key_fingerprint = facts.fingerprint, facts.key_fingerprint
         self.footprint, self.dtype, self.device = facts.footprint, facts.dtype, facts.device
         self.context_length, self.vocab_size = facts.context_length, facts.vocab_size
@@ -157,12 +157,6 @@ class ClusterEngine:
     def close(self) -> None:
         """End all workers and close the runtime."""
         self._runtime.close()
-
-    def _first_facts(self) -> WorkerFacts:
-        """Wait until a worker is ready, and return its facts."""
-        while not self._workers.ready:
-            self._poll()
-        return self._workers.ready[0].known
 
     def _cut(self) -> None:
         """Cut the submitted requests into groups if a worker is ready and there are fewer ready groups than workers."""

@@ -111,7 +111,7 @@ class Item:
     @property
     def prefill_tokens(self) -> int:
         """Number of prompt tokens that it computes by the plan."""
-        return len(self.request.token_ids) - (self.request.plan.resume_at if self.request.plan else 0)
+        return len(self.request.token_ids) - (self.plan.resume_at if self.plan else 0)
 
     @property
     def max_answer_tokens(self) -> int:
