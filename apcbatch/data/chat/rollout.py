@@ -58,11 +58,12 @@ class Rollout:
         done = len(self._answers) + 1
         if done >= self.num_turns:
             return None
-        self._take(generated_ids, stopped, text)
+        self.take(generated_ids, stopped, text)
         now, following = self._turns[done - 1 : done + 1]
         return self._make_prompt(now, following, self._follow_calls(now, following))
 
-    def _take(self, generated_ids: Sequence[int], stopped: bool, text: str | None) -> ParsedAnswer:
+    def take(self, generated_ids: Sequence[int], stopped: bool, text: str | None = None) -> ParsedAnswer:
+        """Take the answer to the current request, as `advance` does, and return it."""
         token_ids = as_token_array(generated_ids)
         output_parser = self._renderer.output_parser(self._conversation, self.prompt)
         whole = self._renderer.tokenizer.decode(generated_ids) if text is None else text
@@ -124,28 +125,29 @@ class Rollout:
         return np.concatenate((self.prompt.token_ids, answer, ids))
 
     def _render_again(self, following: Turn) -> TokenArray:
+        """Render the messages before a turn, with the generated answers in place of the recorded ones."""
         self.sampled.clear()
-        return self._tokenise(self._generated_history(following))
+        history = self._messages[: following.num_messages]
+        for turn, answer in zip(self._turns, self._answers, strict=False):
+            history[turn.num_messages] = answer.as_message()
+        return self._tokenise(history)
 
     def _text_after(self, now: Turn, following: Turn) -> str | None:
         """Render the text from the end of an answer to the end of the next prompt: end of turn, recorded messages,
         generation prompt. Return None if the template changes the text before that, or cannot render it."""
         history = self._messages[: now.num_messages]
-        placeholder = {"role": "assistant", "content": _PLACEHOLDER}
-        rest = self._messages[now.num_messages + 1 : following.num_messages]
         try:
             before = self._renderer.render_text(self._conversation, history) + _PLACEHOLDER
-            text = self._renderer.render_text(self._conversation, [*history, placeholder, *rest])
+            text = self._text_with_placeholder(now, following)
         except RequestError:
             return None
         return text[len(before) :] if text.startswith(before) else None
 
-    def _generated_history(self, following: Turn) -> list[Message]:
-        """Return the messages before a turn, with the generated answers in place of the recorded ones."""
-        history = self._messages[: following.num_messages]
-        for turn, answer in zip(self._turns, self._answers, strict=False):
-            history[turn.num_messages] = answer.as_message()
-        return history
+    def _text_with_placeholder(self, now: Turn, following: Turn) -> str:
+        """Render the text of the next prompt, with the placeholder as the answer to the current one."""
+        messages = self._messages[: following.num_messages]
+        messages[now.num_messages] = {"role": "assistant", "content": _PLACEHOLDER}
+        return self._renderer.render_text(self._conversation, messages)
 
     def _tokenise(self, messages: Sequence[Message]) -> TokenArray:
         text = self._renderer.render_text(self._conversation, messages)
@@ -163,10 +165,6 @@ class LiveHistory(Rollout):
         self._messages = conversation.messages
         self._keeps_tokens = keeps_tokens
 
-    def take(self, generated_ids: Sequence[int], stopped: bool, text: str | None = None) -> ParsedAnswer:
-        """Take the answer to the current request, as `advance` does, and return it."""
-        return self._take(generated_ids, stopped, text)
-
     def extend(self, appended: Sequence[Message]) -> Prompt:
         """Return the next prompt, with these messages behind the answer. RequestError if it cannot be made."""
         now = self._turns[-1]
@@ -183,10 +181,7 @@ class LiveHistory(Rollout):
     def _extend(self, now: Turn, following: Turn) -> TokenArray:
         if not self._keeps_tokens:
             return super()._extend(now, following)
-        history = self._messages[: now.num_messages]
-        placeholder = {"role": "assistant", "content": _PLACEHOLDER}
-        rest = self._messages[now.num_messages + 1 : following.num_messages]
-        text = self._renderer.render_text(self._conversation, [*history, placeholder, *rest])
+        text = self._text_with_placeholder(now, following)
         before, _, tail = text.partition(_PLACEHOLDER)
         if before == text or _PLACEHOLDER in tail:
             raise RequestError(
