@@ -134,20 +134,13 @@ class Config:
     )
 
     format: str = option(
-        "auto",
-        "Input",
-        "Format of the lines; auto detects that of each line.",
-        choices=FORMAT_CHOICES,
+        "auto", "Input", "Format of the lines; auto detects that of each line.", choices=FORMAT_CHOICES
     )
     messages_column: str | None = option(
         None, "Input", "Column, or key of a line, with the messages.", metavar="NAME", maximum=MOST_NAME
     )
     prompt_column: str | None = option(
-        None,
-        "Input",
-        "Column with a prompt: messages, or the user's text.",
-        metavar="NAME",
-        maximum=MOST_NAME,
+        None, "Input", "Column with a prompt: messages, or the user's text.", metavar="NAME", maximum=MOST_NAME
     )
     tools_column: str | None = option(None, "Input", "Column with the tools.", metavar="NAME", maximum=MOST_NAME)
     id_column: str | None = option(
@@ -277,17 +270,10 @@ class Config:
         maximum=MOST_PROMPT,
     )
     chat_template: str | None = option(
-        None,
-        "Chat",
-        "Chat template to use in place of the model's, a file in Jinja.",
-        metavar="FILE",
-        path="local",
+        None, "Chat", "Chat template to use in place of the model's, a file in Jinja.", metavar="FILE", path="local"
     )
     template_kwargs: str | None = option(
-        None,
-        "Chat",
-        "Variables of the chat template, as a JSON object; a line's own values win.",
-        metavar="JSON",
+        None, "Chat", "Variables of the chat template, as a JSON object; a line's own values win.", metavar="JSON"
     )
     template_date: str | None = option(
         None,
@@ -381,11 +367,7 @@ class Config:
 
     max_batch_tokens: int = option(2048, "Batch", "Maximum prefill tokens of a step.", minimum=1, maximum=MOST_TOKENS)
     max_running: int = option(
-        32,
-        "Batch",
-        "Maximum concurrent requests; with --gpus, for each GPU.",
-        minimum=1,
-        maximum=MOST_RUNNING,
+        32, "Batch", "Maximum concurrent requests; with --gpus, for each GPU.", minimum=1, maximum=MOST_RUNNING
     )
 
     shard: str | None = option(
