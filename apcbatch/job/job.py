@@ -120,7 +120,7 @@ class Job:
                 return self._end(None, sink, self._exit_code(opened.answers.num_errors, is_complete=True))
             with ExitStack() as ending:
                 ending.callback(opened.engine.close)
-                ending.callback(opened.engine.abort)  # first
+                ending.callback(opened.engine.abort)  # called before close
                 self._begin_process(opened, opened.engine, inputs)
                 try:
                     return self._answer(opened, opened.engine, sink)

@@ -272,8 +272,15 @@ class Store:
         index = self._required_index()
         with self._raising("read"):
             entries, num_bytes = index.totals()
-            counts = entries, num_bytes, self._size_limit_bytes, index.num_stranded()
-            return StoreStats(self._path, FORMAT_VERSION, *counts, index.models(time.time()))
+            return StoreStats(
+                self._path,
+                FORMAT_VERSION,
+                entries,
+                num_bytes,
+                self._size_limit_bytes,
+                index.num_stranded(),
+                index.models(time.time()),
+            )
 
     @property
     def held(self) -> tuple[int, int]:

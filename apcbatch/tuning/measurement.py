@@ -155,9 +155,16 @@ class _Meter:
             for (count, chunk, context), seconds in taken.items()
         )
         pass_s, chunk_s, token_s, context_s, snapshot_s = _fit(samples, self._has_attention)
-        restore_s = statistics.median(restores)
         return Measurement(
-            rates, pass_s, chunk_s, token_s, context_s, snapshot_s, restore_s, restore_disk_s, write_byte_s
+            rates=rates,
+            pass_s=pass_s,
+            chunk_s=chunk_s,
+            token_s=token_s,
+            context_s=context_s,
+            snapshot_s=snapshot_s,
+            restore_ram_s=statistics.median(restores),
+            restore_disk_s=restore_disk_s,
+            write_byte_s=write_byte_s,
         )
 
     def _long_chunk(self) -> int:
