@@ -50,7 +50,7 @@ class Adder(Tools):
         super().__init__(row, sample)
         self.kind = row.get("kind")
         self.replay = self.kind != "once"
-        print("made", row["id"])
+        print(f"made {row['id']}\\n", end="")  # one write: other threads print too
         if self.kind == "make":
             raise ValueError("no")
         if self.kind == "timer":
