@@ -22,6 +22,7 @@ from apcbatch.cli.store import store
 from apcbatch.cli.streams import (
     Invocation,
     check_arguments,
+    check_current_folder,
     escape_unencodable,
     flush_output,
     kept_signals,
@@ -58,6 +59,7 @@ def cli() -> None:
     Prefixes that requests share are computed once: their states are kept in memory and, with --store, on
     disk.
     """
+    check_current_folder()
 
 
 for command in (run, merge, show, plan, tune_block_size, report, store, doctor, convert):

@@ -47,6 +47,15 @@ def check_arguments(arguments: Sequence[str]) -> None:
             raise UsageError(f"the argument {argument!r} holds a NUL character; no file or option can be named so")
 
 
+def check_current_folder() -> None:
+    """Refuse a current folder that was removed: MKL then ends the process, and relative paths lead nowhere."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        sentence = f"the current folder cannot be used: {error.strerror}; go to one that exists, with cd"
+        raise UsageError(sentence) from None
+
+
 @contextmanager
 def kept_signals() -> Iterator[None]:
     """Restore the signal handlers at the end of the block."""

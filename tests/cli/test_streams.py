@@ -28,6 +28,14 @@ def in_bash(command, folder):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("command", ["doctor", "run in.jsonl -o out.jsonl", "convert demo q --to int8"])
+def test_a_current_folder_that_was_removed_is_named(tmp_path, command):
+    """Fault: MKL ends the process in the middle of the command, or an output is said to be unusable."""
+    there = f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m apcbatch {command}"
+    code, out, said = in_bash(there, tmp_path)
+    assert (code, out) == (2, "") and said.splitlines()[-1].startswith("apcbatch: the current folder cannot be used: ")
+
+
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("command", "code", "sentence"),
