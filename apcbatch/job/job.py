@@ -198,7 +198,7 @@ class Job:
             command=plain(command_line(self._command_words(added)), MOST_COMMAND_CHARACTERS),
             input=plain(inputs.shown),
             options=[
-                (name, plain(value), config.origins[name])
+                (name, plain(value), plain(config.origins[name]))
                 for name, value in config.values().items()
                 if config.origins[name] != DEFAULT
             ],

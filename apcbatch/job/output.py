@@ -35,7 +35,7 @@ from apcbatch.data.input.files import BROKEN, Stream, open_stream, reason
 from apcbatch.data.input.inputs import RUN_FILE_SUFFIX
 from apcbatch.errors import StoppedError, UsageError
 from apcbatch.job.disk import replacing
-from apcbatch.job.runfile import MAX_BYTES, is_run_file, read_run_file
+from apcbatch.job.runfile import MAX_BYTES, MISSING, NOT_ONE, is_run_file, read_run_file
 from apcbatch.job.sink import ID, FileSink
 from apcbatch.regular_files import identity
 
@@ -94,7 +94,7 @@ class Output:
         data = self.uploaded_run_file = read_head(self.name, MAX_BYTES, RUN_FILE_SUFFIX)
         self.is_uploaded = head is not None
         if data is not None and not is_run_file(data):
-            raise _other_file(f"{self.shown}{RUN_FILE_SUFFIX} is not a run file")
+            raise _other_file(f"{self.shown}{RUN_FILE_SUFFIX} {NOT_ONE}")
         if config.overwrite or (head is None and data is None):
             return
         if not config.resume:
@@ -195,18 +195,19 @@ def check_out(path: str) -> None:
     if os.path.isfile(path):
         with open_stream(path) as stream:
             if not _is_out(stream):
-                raise _other_file(f"{path} has no answers")
+                raise _other_file(f"{path} has no answers of this program")
 
 
 def check_run_file(path: str | Path) -> None:
-    """Refuse to replace a file that is no run file; UsageError."""
-    if os.path.lexists(path) and read_run_file(path)[0] is None:
-        raise _other_file(f"{path} is not a run file")
+    """Refuse to replace a file that is no run file, or that cannot be read; UsageError."""
+    facts, fault = read_run_file(path)
+    if facts is None and fault != MISSING:
+        raise _other_file(f"{path} {fault}")
 
 
 def _other_file(what: str) -> UsageError:
     ways = "move it away, or choose another -o (--overwrite replaces OUT alone)"
-    return UsageError(f"{what} of this program, and would be replaced; {ways}")
+    return UsageError(f"{what}, and would be replaced; {ways}")
 
 
 def _is_out(stream: Stream) -> bool:

@@ -21,11 +21,12 @@ import xxhash
 
 from apcbatch.address import shown_address
 from apcbatch.config import OPTIONS, Config
+from apcbatch.data.input.files import reason
 from apcbatch.data.input.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.input_changes import MOST_LINES, Stretch
-from apcbatch.job.processes import Process, bounded, is_seconds
+from apcbatch.job.processes import Process, bounded, is_seconds, plain
 from apcbatch.option_values import brief, shown
 from apcbatch.regular_files import identity
 from apcbatch.resolution import with_defaults
@@ -68,6 +69,7 @@ MOST_SHOWN = 200  # characters of a value in an error message
 MOST_INPUTS = 100  # whose identities the run file keeps
 MOST_MERGED = 1 << 31  # requests; `merge` takes two bytes for each
 MISSING = "is missing"
+NOT_ONE = "is not a run file of this program"
 
 
 def input_identity(inputs: Inputs) -> dict[str, Any]:
@@ -131,7 +133,7 @@ class RunFile:
             "system_prompt": _digest_of(system_prompt),
             "chat_template": _digest_of(chat_template),
             "config": config.values(),
-            "origins": dict(config.origins),
+            "origins": plain(dict(config.origins)),
             "shard_requests": None,
             "begin": None,
             "dropped_processes": 0,
@@ -250,11 +252,11 @@ class RunFile:
 
     def earlier(self) -> Mapping[str, Any]:
         """Return the facts of the run that wrote OUT; UsageError if there is no run file."""
-        earlier, reason = read_run_file(self.path)
+        earlier, fault = read_run_file(self.path)
         if earlier is None:
-            ways = "--overwrite" if reason == MISSING else "move it away and --overwrite"
+            ways = "--overwrite" if fault == MISSING else "move it away and --overwrite"
             raise UsageError(
-                f"{self.path} {reason}, so nothing says which run wrote {self.output}; "
+                f"{self.path} {fault}, so nothing says which run wrote {self.output}; "
                 f"put that run's file there, or choose another -o, or {ways}"
             )
         return earlier
@@ -278,9 +280,11 @@ def read_run_file(path: str | Path) -> tuple[Mapping[str, Any] | None, str]:
             return None, "is not a file" if os.path.lexists(path) else MISSING
         with open(path, "rb") as file:
             facts = _facts_in(file.read(MAX_BYTES))
-    except (OSError, orjson.JSONDecodeError) as error:
-        return None, f"cannot be read ({error})"
-    return facts, "" if facts else "is not a run file"
+    except OSError as error:
+        return None, f"cannot be read ({reason(error)})"
+    except orjson.JSONDecodeError as error:
+        return None, f"{NOT_ONE} ({error})"
+    return facts, "" if facts else NOT_ONE
 
 
 def with_clock_of(config: Config, path: str) -> Config:

@@ -129,7 +129,7 @@ class FileSink:
         try:
             self._fd = self.disk.open(str(self.path), os.O_NOFOLLOW)
         except OSError as error:
-            raise UsageError(f"output {path} cannot be opened: {error.strerror}") from None
+            raise UsageError(f"output {path} cannot be opened: {error.strerror}; choose another -o") from None
         try:
             self._lock(self._fd)
         except UsageError:
@@ -324,7 +324,7 @@ def open_sink(output: str, ordered: bool) -> FileSink | StreamSink:
         try:
             return StreamSink(open(output, "wb", buffering=0), f"output {output}", ordered)
         except OSError as error:
-            raise UsageError(f"output {output} cannot be opened: {error.strerror}") from None
+            raise UsageError(f"output {output} cannot be opened: {error.strerror}; choose another -o") from None
     return FileSink(Path(output))
 
 

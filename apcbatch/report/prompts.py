@@ -27,7 +27,7 @@ from apcbatch.errors import UsageError
 from apcbatch.job.feed import Feeder
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import Ticket, request_digests
-from apcbatch.job.runfile import input_identity, run_file_path, with_clock_of
+from apcbatch.job.runfile import input_identity, read_run_file, run_file_path, with_clock_of
 from apcbatch.model.locate import locate_model
 from apcbatch.prefix import as_token_array
 from apcbatch.report.panels import Run
@@ -85,16 +85,19 @@ class PromptReader:
                     tree.add(tokens, numbers["cached"][row], SOURCES[numbers["from"][row]])
         others = sum(texts[row] is None for row in named)
         if others:
-            self._warn(f"{others} requests of {run.out.name} were made from other prompts; theirs are not shown")
+            self._warn(
+                f"prompts of {run.out.name} that were made from other lines than INPUT has now are not shown: {others}"
+            )
         return texts, tree.columns(renderer.tokenizer.decode_all)
 
     def _config(self, run: Run) -> Config:
         """Check that INPUT and the model's files are the run's, and return the run's options."""
         facts, name = run.run_file, run.out.name
+        origin = run_file_path(run.out.target)
         if facts is None:
             raise UsageError(
                 f"--prompts cannot tell whether {self._inputs.shown} is the input of {name}: "
-                f"{run_file_path(run.out.target)} is not there or not a run file; leave --prompts out"
+                f"{origin} {read_run_file(origin)[1]}; leave --prompts out"
             )
         then, now = facts["input"], input_identity(self._inputs)
         compared = ("size_bytes", "xxh3_of_ends") + ("name",) * (now["size_bytes"] is None)
@@ -109,7 +112,6 @@ class PromptReader:
                 f"the tokenizer and the chat template of {self._model} are not those that made {name}, which ran with "
                 f"{facts['config'].get('model')}; give that one as --model"
             )
-        origin = run_file_path(run.out.target)
         values = {
             option: value
             for option, value in facts["config"].items()

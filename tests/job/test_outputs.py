@@ -10,6 +10,7 @@ import shutil
 import sys
 from contextlib import nullcontext
 
+import orjson
 import pytest
 
 from apcbatch.config import Config
@@ -61,6 +62,37 @@ def test_a_run_file_that_is_none_of_ours_stays(apcbatch, tmp_path):
             done = apcbatch(*RUN, *options)
             assert done.code == 2 and "is not a run file of this program" in done.stderr, (options, content)
             assert mine.read_text() == content and out.exists() == bool(options)
+
+
+def test_a_run_file_that_cannot_be_read_is_not_called_another_programs(apcbatch, monkeypatch, tmp_path):
+    """Fault: --overwrite says that the run file of another user is not a run file of this program; `report` does not
+    say why it cannot be read."""
+    assert apcbatch(*RUN).code == 0
+
+    def refuse(path, mode):
+        if str(path).endswith(".run.json"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return open(path, mode)
+
+    monkeypatch.setattr("apcbatch.job.runfile.open", refuse, raising=False)
+    said = f"{tmp_path}/out.jsonl.run.json cannot be read (permission denied)"
+    for arguments in ([*RUN, "--overwrite"], [*RUN, "--resume"], ["report", "out.jsonl", "--prompts", "in.jsonl"]):
+        done = apcbatch(*arguments)
+        assert done.code == 2 and said in done.stderr and "not a run file" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", [b"c\xff.yaml", b"out\xff.jsonl"])
+def test_a_name_that_is_not_utf_8_stands_in_the_run_file(apcbatch, tmp_path, name):
+    """Fault: --config, and --resume of an OUT, under a name that is not UTF-8 ended in an internal error."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
+    (tmp_path / os.fsdecode(b"c\xff.yaml")).write_text("temperature: 0\n")
+    config = ["--config", os.fsdecode(b"c\xff.yaml")] if b"yaml" in name else []
+    out = "out.jsonl" if b"yaml" in name else os.fsdecode(name)
+    for options in (["--limit", 1], ["--resume"]):
+        done = apcbatch("run", "in.jsonl", "-o", out, "--max-tokens", 1, *config, *options)
+        assert done.code == 0, done.stderr
+    origins = orjson.loads((tmp_path / f"{out}.run.json").read_bytes())["origins"]
+    assert b"yaml" not in name or origins["temperature"] == "c?.yaml: temperature"
 
 
 SPELLINGS = ("file://{}", "FILE:{}", "file://localhost{}", "SimpleCache::local://{}")
