@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,7 @@ import click
 from apcbatch.cli.options import LOCAL, OrderedGroup
 from apcbatch.cli.terminal import echo, echo_json, echo_row, warn
 from apcbatch.display import counted
-from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
+from apcbatch.errors import EXIT_OK, EXIT_STOPPED
 from apcbatch.model.locate import name_of
 from apcbatch.option_values import parse_size, rounded_size
 
@@ -125,8 +124,6 @@ def prune(folder: str, size: str | None, older_than: str | None, model: str | No
 
 
 def _open(folder: str, **options: Any) -> Store:
-    if not Path(folder).is_dir():
-        raise UsageError(f"{folder} is not a folder; expected the DIR of an earlier --store")
     from apcbatch.store import Store
 
     return Store.open(folder, warn=warn, **options)

@@ -303,7 +303,7 @@ def _store(folder: str | None) -> str:
     warnings: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(folder) if folder else Path(scratch) / "store"
-        is_new = not path.exists()
+        is_new = not os.path.exists(path)
         with Store.open(path, warn=warnings.append) as store:
             if store.is_read_only:
                 reason = warnings[-1] if warnings else f"store {path}: it is read-only"

@@ -112,7 +112,7 @@ class WeightFiles:
     def _locate(self) -> None:
         """Open all files and read their headers."""
         index = self.folder / INDEX
-        if self._name is not None or not index.exists():
+        if self._name is not None or not os.path.exists(index):
             self._open(self.folder / (self._name or SINGLE))
             return
         weight_map = read_model_json(index).get("weight_map")

@@ -71,7 +71,11 @@ def open_folder(files: Files, folder: str, read_only: bool, maintenance: bool, s
     try:
         _require_store(folder, identify(files, folder), may_create)
     except OSError as error:
-        problem = f"it cannot be looked into ({error})"
+        clause = error.strerror or str(error)
+        if not may_create:
+            raise UsageError(f"the store {folder} cannot be read: {clause}; check its owner and mode") from error
+        status.once("unreadable", f"it cannot be read ({clause}); the run continues without it (results do not change)")
+        return Opened(None, None, None)
     _warn_of_network(files, folder, status)
     if problem is None and not read_only:
         if files.is_writable(folder):
@@ -90,13 +94,15 @@ def _make_folder(files: Files, folder: str, may_create: bool) -> None:
     Raises UsageError if the path is not a folder, if it must not be created, or if it cannot be.
     """
     try:
-        if files.kind(folder) is not None:
-            raise UsageError(f"--store {folder} is not a folder; give a folder, new or of an earlier run")
+        kind = files.kind(folder)
         if not may_create:
             raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
+        if kind is not None:
+            raise UsageError(f"--store {folder} is not a folder; give a folder, new or of an earlier run")
         files.make_folders(folder)
     except OSError as error:
-        sentence = f"the store folder {folder} cannot be made: {error.strerror or error}; give another --store"
+        fault = f"the store folder {folder} cannot be {'made' if may_create else 'read'}: {error.strerror or error}"
+        sentence = f"{fault}; {'give another --store' if may_create else 'check its owner and mode'}"
         raise UsageError(sentence) from error
 
 

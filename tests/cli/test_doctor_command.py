@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 
 import pytest
@@ -60,6 +62,22 @@ def test_a_store_that_cannot_be_one_fails_with_the_fix(capsys, tmp_path):
     assert main(["doctor", "--store", str(tmp_path / "file"), "--device", "cpu"]) == 1
     verdict, text = findings(capsys)["store"]
     assert verdict == "FAIL" and "give a folder" in text
+
+
+def test_a_store_below_a_folder_without_access_fails_with_the_fix(capsys, monkeypatch, tmp_path):
+    """Fault: doctor advises to install apcbatch again."""
+
+    def refuse(path, *more, **options):
+        if "closed" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *more, **options)
+
+    stat = os.stat
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "lstat", refuse)
+    assert main(["doctor", "--store", str(tmp_path / "closed" / "store"), "--device", "cpu"]) == 1
+    verdict, text = findings(capsys)["store"]
+    assert verdict == "FAIL" and text.endswith("cannot be made: Permission denied; give another --store")
 
 
 def test_the_instruction_set_can_be_chosen(capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import sqlite3
@@ -78,7 +79,7 @@ def test_prune_by_model_by_size_and_by_age(folder, capsys):
 def test_what_cannot_be_done_ends_with_2_and_a_sentence(folder, capsys):
     """Fault: a slip drops everything, makes a new store, or ends in a traceback."""
     for arguments, sentence in [
-        *(([one, "nowhere", *more], "nowhere is not a folder") for one, more in STORE_COMMANDS.items()),
+        *(([one, "nowhere", *more], "there is no store at nowhere; give the") for one, more in STORE_COMMANDS.items()),
         *(([one, *more], "Missing argument 'DIR'") for one, more in STORE_COMMANDS.items()),
         (["prune", "STORE"], "nothing says what to drop"),
         (["prune", "STORE", "--size", "much"], "--size is 'much'; expected a size such as 5GiB"),
@@ -98,6 +99,22 @@ def test_what_is_no_store_and_what_has_no_index_say_nothing_of_a_run(folder, cap
     assert main(["store", "stat", str(folder)]) == 2
     said = capsys.readouterr().err
     assert "no index that can be read; run: apcbatch store check" in said and "continues" not in said
+
+
+def test_a_store_that_this_user_cannot_read_says_so(folder, capsys, monkeypatch):
+    """Fault: the commands warn of a run that continues without it, name the cause twice, and advise themselves."""
+    monkeypatch.setattr("apcbatch.store.folder.identify", refused)
+    for command, more in STORE_COMMANDS.items():
+        assert main(["store", command, str(folder), *more]) == 2
+        said = f"apcbatch: the store {folder} cannot be read: Permission denied; check its owner and mode\n"
+        assert capsys.readouterr().err == said
+    monkeypatch.setattr("apcbatch.store.environment.Files.kind", refused)
+    assert main(["store", "stat", str(folder / "below")]) == 2
+    assert "below cannot be read: Permission denied; check its owner and mode" in capsys.readouterr().err
+
+
+def refused(*_):
+    raise PermissionError(errno.EACCES, "Permission denied")
 
 
 def test_stat_of_any_time(folder, capsys):

@@ -21,6 +21,7 @@ from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import BUNDLED, locate_model, name_of
+from apcbatch.model.weight_files import WeightFiles
 from apcbatch.types import Request
 from tests.effort import is_full, table, tries
 from tests.model.folders import REMOVED, copy_of, refused, with_config
@@ -208,6 +209,13 @@ def test_numbers_that_json_lacks_are_floats(text: str, value: object, tmp_path: 
 def test_a_config_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     """Fault: a traceback for an empty folder."""
     refused(tmp_path, "config.json is missing; expected a Hugging Face model folder")
+
+
+def test_a_folder_without_access_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: an OSError, so that `run --model` of it ended with 1 and a command that continues."""
+    monkeypatch.setattr(Path, "exists", Mock(side_effect=PermissionError(13, "no")))
+    with pytest.raises(ModelError), WeightFiles(tmp_path):
+        pass
 
 
 @table("model", ["a\0b", "~nobody-of-this-name/x", "x" * 5000, "a/b/c", "/no/such/folder", ""])
