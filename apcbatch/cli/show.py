@@ -75,6 +75,9 @@ def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
     Exit status: 0 the request can be answered, 3 it would be an error record, 2 usage or no such line.
     """
     if options["episode"] is not None:
+        for name in ("line", "id", "turn"):
+            if options[name] is not None:
+                raise UsageError(f"--episode prints every turn of an episode in OUT; leave --{name} out")
         return _show_episode(inputs, options["episode"], options["as_json"])
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     from apcbatch.cli.inspection_text import inspection_lines

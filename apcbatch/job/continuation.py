@@ -33,14 +33,18 @@ def command_words(
 ) -> list[str]:
     """Return the command's words before quoting: every option that a flag or a variable gave, then the `added` flags.
     Secrets in an address are left out, for the user to put back."""
-    sources = [name if name == "-" or not name.startswith("-") else f"./{name}" for name in inputs]
-    words = [*program, "run", *map(shown_address, sources), "-o", shown_address(output)]
+    words = [*program, "run", *map(shown_address, map(_operand, inputs)), "-o", shown_address(output)]
     if config_file:
         words += ["--config", config_file]
     for name in OPTIONS:
         if name not in REPLACED and config.origins.get(name, "").startswith(("--", ENV_PREFIX)):
             words += _flag(name, config)
     return [*words, *added]
+
+
+def _operand(name: str) -> str:
+    """Return the name of a file so that no command takes it for an option."""
+    return f"./{name}" if name.startswith("-") and name != "-" else name
 
 
 def _quoted(word: str) -> str:
@@ -84,6 +88,6 @@ def nothing_left(output: str, errors_by_code: Mapping[str, int]) -> str:
     kinds = ", ".join(f"{count} {code}" for code, count in sorted(errors_by_code.items()))
     which = f"the error records ({kinds})" if kinds else "the error records of earlier runs"
     grep = {".gz": "zgrep", ".zst": "zstdgrep"}.get(os.path.splitext(output)[1], "grep")
-    find = command_line([grep, ERROR_MARK, output])
+    find = command_line([grep, ERROR_MARK, _operand(output)])
     where = "the output has them" if output == "-" else f"to see them: {find}"
     return f"nothing is left to do: {which} would come again, until their lines in INPUT are corrected; {where}"

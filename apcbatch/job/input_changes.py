@@ -147,6 +147,8 @@ class InputChanges:
 
     def sentence(self) -> str:
         """Return the numbers of lines: corrected, new, gone."""
+        if not (self._replaced or self._new or self._gone):
+            return "INPUT has changed: no line is corrected, new or gone"
         corrected = counted(len(self._replaced), "line")
         return f"INPUT has changed: {corrected} corrected, {len(self._new):,} new, {len(self._gone):,} gone"
 

@@ -84,15 +84,16 @@ def read_parts(outs: Sequence[OutFile]) -> list[Part]:
     missing = sorted(set(range(1, first.num_shards + 1)) - {part.shard for part in parts})
     if missing:
         named = _some([f"{shard}/{first.num_shards}" for shard in missing])
-        raise UsageError(f"the OUT of shard {named} is missing; give the OUTs of all {first.num_shards} shards")
+        raise UsageError(f"no OUT is of shard {named}; give the OUTs of all {first.num_shards} shards")
     return parts
 
 
 def _read_part(out: OutFile) -> Part:
     path = run_file_path(out.target)
-    facts, reason = read_run_file(path)
+    facts, fault = read_run_file(path)
     if facts is None:
-        raise UsageError(f"{path} {reason}, so that nothing says which shard {out.name} is of; put that file there")
+        ways = "give an OUT of `apcbatch run --shard`, with its run file beside it"
+        raise UsageError(f"{path} {fault}, so that nothing says which shard {out.name} is of; {ways}")
     try:
         shard = parse_value(OPTIONS["shard"], facts["config"].get("shard"), "shard")
     except ValueError:

@@ -45,7 +45,7 @@ def error_lines(name: str, sentence: str, width: int, paint: Paint) -> Iterator[
 def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint) -> Iterator[str]:
     """Yield the lines of the summary. output: where the results are, in words."""
     seconds = summary["seconds"]
-    before = f" ({summary['already_done']:,} more were answered before)" if summary["already_done"] else ""
+    before = f" ({summary['already_done']:,} more answered before)" if summary["already_done"] else ""
     errors = summary["errors"]
     head = f"{counted(summary['requests'], 'request')}{before} in {seconds['total']:.1f} s: "
     ok, failed = f"{summary['ok']:,} ok", counted(errors, "error")

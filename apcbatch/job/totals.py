@@ -146,7 +146,7 @@ class Totals:
 
     def sentence(self, output: str) -> str:
         """Return the summary as one sentence. output: name of OUT."""
-        before = f" ({self.already_done} more were answered before)" if self.already_done else ""
+        before = f" ({self.already_done} more answered before)" if self.already_done else ""
         ended = ", ".join(shown_counts(self.answers.summary()))
         ended += "; " if ended else ""
         return (

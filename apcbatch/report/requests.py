@@ -117,11 +117,11 @@ class Requests:
     def notes(self, path: str) -> Iterator[str]:
         """Yield a sentence for each kind of line that was left out."""
         if self.num_torn:
-            yield f"{self.num_torn} lines of {path} are torn, as a kill or a power cut leaves them; they are left out"
+            yield f"torn lines of {path}, as a kill or a power cut leaves them, are left out: {self.num_torn}"
         if self.num_foreign:
             yield (
-                f"{self.num_foreign} lines of {path} are not records of this program, the first one is line "
-                f"{self.first_foreign}; they are left out"
+                f"lines of {path} that are not records of this program are left out: {self.num_foreign}, the first one "
+                f"is line {self.first_foreign}"
             )
 
     def answer_digest(self, row: int) -> bytes:

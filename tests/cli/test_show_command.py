@@ -143,6 +143,7 @@ def test_what_is_not_there_ends_with_2_and_a_sentence(capsys):
         ("--turn last", "--turn is 'last'; expected an integer from 1 up"),
         ("--turns rollout", "--turns rollout: its prompts contain answers that are not generated yet"),
         ("--model nothing", "'nothing'"),
+        *((f"--episode x --{name} 1", f"an episode in OUT; leave --{name} out") for name in ("line", "id", "turn")),
     ]:
         assert main(["show", "in.jsonl", *arguments.split()]) == 2
         captured = capsys.readouterr()

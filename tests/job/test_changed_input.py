@@ -120,6 +120,7 @@ def test_what_changed_is_computed_and_the_rest_stays(apcbatch, tmp_path, edit, k
     if "-o" in options:
         out, run_file = tmp_path / "out.jsonl.gz", tmp_path / "out.jsonl.gz.run.json"
     changes = "INPUT has changed: {} line{s} corrected, {} new, {} gone".format(*counts, s="s" * (counts[0] != 1))
+    changes = changes if any(counts) else "INPUT has changed: no line is corrected, new or gone"
     write(tmp_path / "in.jsonl", LINES, kind)
     assert apcbatch(*run).code == 3
     before = out.read_bytes(), run_file.read_bytes()

@@ -68,13 +68,15 @@ def test_inputs_are_no_options_and_secrets_are_left_out() -> None:
 
 
 def test_what_is_left_where_nothing_is_to_do() -> None:
-    """Fault: the errors are looked for with a program that does not unpack them, or counted wrong."""
+    """Fault: the errors are looked for with a program that does not unpack them, in an option, or counted
+    wrong."""
     for output, where in [
         ("-", "the output has them"),
         ("o.jsonl", "to see them: grep '\"error\":{' o.jsonl"),
         ("o.gz", "to see them: zgrep '\"error\":{' o.gz"),
         ("my o.zst", "to see them: zstdgrep '\"error\":{' 'my o.zst'"),
         ("+o", "to see them: grep '\"error\":{' +o"),
+        ("-o", "to see them: grep '\"error\":{' ./-o"),
     ]:
         assert nothing_left(output, {"b": 2, "a": 1}) == (
             "nothing is left to do: the error records (1 a, 2 b) would come again, until their lines in INPUT are "

@@ -264,8 +264,8 @@ def test_what_merge_refuses(apcbatch, parts, tmp_path) -> None:
     facts["shard_requests"][1] -= 1
     Path("changed.jsonl.run.json").write_text(json.dumps(facts))
     for given, sentence in (
-        ([one, three], "the OUT of shard 2/3 is missing; give the OUTs of all 3 shards"),
-        ([two], "the OUT of shard 1/3, 3/3 is missing"),
+        ([one, three], "no OUT is of shard 2/3; give the OUTs of all 3 shards"),
+        ([two], "no OUT is of shard 1/3, 3/3; give"),
         ([one, two, three, two], "part.2.jsonl (shard 2/3) and part.2.jsonl (shard 2/3) are of the same shard"),
         ([one, "other.jsonl", three], "max_tokens  3 and 4"),
         ([one, "fewer.jsonl", three], "limit  None and 5"),

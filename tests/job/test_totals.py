@@ -98,7 +98,7 @@ def test_the_summary_adds_up(clock: list[float]) -> None:
         "gpus": 1, "version": VERSION,
     }  # fmt: skip
     assert totals.sentence("out.jsonl") == (
-        "6 requests (6 more were answered before) in 12.0 s: 4 ok, 2 errors; 1 cut, 1 stop, 1 empty; 54.4 % of 250 "
+        "6 requests (6 more answered before) in 12.0 s: 4 ok, 2 errors; 1 cut, 1 stop, 1 empty; 54.4 % of 250 "
         "prompt tokens restored; results in out.jsonl"
     )
 

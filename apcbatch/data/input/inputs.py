@@ -26,6 +26,7 @@ from apcbatch.address import (
     shown_address,
 )
 from apcbatch.data.input.files import STDIN, check_readable, reason, shown_input
+from apcbatch.display import counted
 from apcbatch.errors import UsageError
 from apcbatch.regular_files import read_regular_file
 
@@ -136,7 +137,8 @@ def _shards(names: Iterable[str], folder: str, warn: Callable[[str], None]) -> l
         )
     if others:
         more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-        warn(f"of the folder {folder}, {len(shards)} files are read; not {', '.join(others[:_MOST_NAMED])}{more}")
+        named = ", ".join(others[:_MOST_NAMED])
+        warn(f"of the folder {folder}, only {counted(len(shards), 'file')} can be INPUT; not {named}{more}")
     return shards
 
 
