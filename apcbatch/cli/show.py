@@ -23,7 +23,7 @@ from apcbatch.config import OPTIONS
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, UsageError
 
 # OPTION_NAMES: the options that affect a request or its reuse.
-NOT_OF_ONE_REQUEST = {"device", "gpus", "exact", "window_tokens", "score", "cache_salt"}
+NOT_OF_ONE_REQUEST = {"threads", "device", "gpus", "exact", "window_tokens", "score", "cache_salt"}
 OPTION_NAMES = [
     name
     for name, spec in OPTIONS.items()

@@ -42,7 +42,7 @@ from apcbatch.job.request import read_salt
 from apcbatch.job.runfile import RunFile, input_identity, read_run_file, run_file_path, with_clock_of
 from apcbatch.job.shards import ShardLines
 from apcbatch.job.sink import FileSink, Sink
-from apcbatch.job.tool_workers import TOOLS_LOG_SUFFIX
+from apcbatch.job.tool_workers import TOOLS_LOG_SUFFIX, check_live_options
 from apcbatch.job.work import JobEngine
 from apcbatch.model.adapter import about_weights, adapter_digest
 from apcbatch.model.families import family_of, load_model_config
@@ -57,9 +57,6 @@ MANY_FILES = 10_000  # opening them takes seconds
 MOST_COUNTED = 256  # lines read ahead to bound the number of workers
 Records = Iterator[Conversation | BadLine]
 CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
-LIVE_OPTIONS = (
-    "samples", "max_turns", "max_episode_tokens", "history", "tool_workers", "tool_timeout", "tool_memory"
-)  # fmt: skip
 
 
 @dataclass
@@ -116,12 +113,7 @@ def _check_live(config: Config, output: Output) -> None:
         raise UsageError(
             "--turns live needs --tools PACKAGE.MODULE:FACTORY, and --tools needs --turns live; give both, or neither"
         )
-    unused = [name for name in LIVE_OPTIONS if getattr(config, name) != getattr(Config, name)]
-    if unused and config.turns != "live":
-        instead = "; several answers to one prompt are n in its line" if unused[0] == "samples" else ""
-        raise UsageError(
-            f"{config.origins[unused[0]]} is for live episodes; give --turns live and --tools too{instead}"
-        )
+    check_live_options(config)
     for name, reason in (
         ("ray", "tools run on the machine of the engine"),
         ("shard", "shards of episodes are not known"),

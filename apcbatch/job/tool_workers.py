@@ -46,6 +46,9 @@ _HERE = str(Path(__file__).resolve().parents[2])
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; from apcbatch.job.tool_child import main; main({number}, {memory}, {timeout})"
 )
+LIVE_OPTIONS = (
+    "samples", "max_turns", "max_episode_tokens", "history", "tool_workers", "tool_timeout", "tool_memory"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,13 +364,24 @@ def checked_tools(made: Mapping[str, Any]) -> list[Any] | None:
         raise RequestError("tool_failed", f"the episode's {error.message}") from None
 
 
+def check_live_options(config: Config) -> None:
+    """Refuse options of episodes without --turns live."""
+    unused = [name for name in LIVE_OPTIONS if getattr(config, name) != getattr(Config, name)]
+    if unused and config.turns != "live":
+        instead = "; several answers to one prompt are n in its line" if unused[0] == "samples" else ""
+        raise UsageError(
+            f"{config.origins[unused[0]]} is for live episodes; give --turns live and --tools too{instead}"
+        )
+
+
 def with_tools(
     config: Config, records: Iterator[Conversation | BadLine], warn: Callable[[str], None]
 ) -> Iterator[Conversation | BadLine]:
     """Yield the records; for the first turns of live episodes, with --tools, with the tools of their episodes."""
     if config.turns != "live":
         if config.tools is not None:
-            raise UsageError(f"--tools needs --turns live, and {config.origins['turns']} {config.turns} calls no tools")
+            raise UsageError("--tools needs --turns live; give both, or neither")
+        check_live_options(config)
         yield from records
         return
     whose = "of the lines; --tools gives those of the episodes" if config.tools is None else "that --tools gives"

@@ -117,7 +117,7 @@ def _forecast_lines(surveyed: Survey, config: Config, table: Table) -> Iterator[
     )
     if surveyed.errors:
         codes = ", ".join(f"{count} {code}" for code, count in sorted(surveyed.errors.items()))
-        yield f"{counted(surveyed.errors.total(), 'request')} cannot be answered and not planned: {codes}"
+        yield f"{counted(surveyed.errors.total(), 'request')} cannot be answered or planned: {codes}"
     yield (
         f"ideal hit rate {_percent(forecast.ideal_hit_rate)}: what earlier requests cover, token by token, working in "
         f"order {config.order}"

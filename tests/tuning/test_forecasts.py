@@ -79,7 +79,7 @@ def test_what_cannot_be_answered_is_counted_and_left_out(tmp_path: Path) -> None
     lines, document = report(path, max_request_tokens="32768")
     assert document["dataset"]["requests"] == 2
     assert lines[1] == (
-        "5 requests cannot be answered and not planned: 2 context_length_exceeded, 1 duplicate_id, "
+        "5 requests cannot be answered or planned: 2 context_length_exceeded, 1 duplicate_id, "
         "1 invalid_json, 1 invalid_request"
     )
 

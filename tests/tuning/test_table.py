@@ -65,7 +65,7 @@ TUNING = Tuning(FORECAST, COSTS, CANDIDATES, CANDIDATES[0], 11, "the reason.", [
 
 PLAN_REPORT = """\
 2 requests on 1 line: 2,000 prompt tokens, 1,400 of them unique
-3 requests cannot be answered and not planned: 1 duplicate_id, 2 invalid_json
+3 requests cannot be answered or planned: 1 duplicate_id, 2 invalid_json
 ideal hit rate 80.0 %: what earlier requests cover, token by token, working in order auto
 
  block  policy   hit rate                         missed         kept       read  for later      stored  live at once
