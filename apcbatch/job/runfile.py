@@ -243,10 +243,13 @@ class RunFile:
         if found:
             width = max(len(field) for field, _, _ in found)
             rows = [f"  {field:<{width}}  then {cut(then)}, now {cut(now)}" for field, then, now in found]
+            ways = "give the earlier values again, or another -o, or --overwrite"
+            if any(field == "input" for field, _, _ in found):
+                ways += "; where INPUT has grown, merge the shards of the earlier one, and --resume the merged OUT"
             raise UsageError(
                 f"output {self.output} is of a different run; --resume would mix two kinds of answers:\n"
                 + "\n".join(rows)
-                + "\ngive the earlier values again, or another -o, or --overwrite"
+                + f"\n{ways}"
             )
         return bool(earlier["version"] == VERSION)
 

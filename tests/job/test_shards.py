@@ -386,7 +386,7 @@ def test_what_a_shard_refuses(apcbatch, parts, tmp_path, monkeypatch) -> None:
     assert done.code == 2 and "shard  then None, now '2/3'" in done.stderr
     write_lines(tmp_path / "in.jsonl", [*TWELVE, conversation(99)])
     done = apcbatch("run", "in.jsonl", "-o", "part.2.jsonl", "--resume")
-    assert done.code == 2 and "input  then {'name': '" in done.stderr, done.stderr
+    assert done.code == 2 and "input  then {'name': '" in done.stderr and "--resume the merged OUT" in done.stderr
     words = ("run", "in.jsonl", "-o", "middle.jsonl", "--max-tokens", 3, *shard)
     monkeypatch.setattr(runfile, "END_BYTES", 8)
     monkeypatch.setattr(runfile, "LEAST_END_BYTES", 8)
