@@ -49,7 +49,7 @@ def store() -> None:
     """Look into a store folder, check it, prune it. Runs may use the store at the same time."""
 
 
-@store.command(epilog=STAT_EPILOG)
+@store.command(epilog=STAT_EPILOG, short_help="Print how many snapshots DIR holds, and their size.")
 @click.argument("folder", metavar="DIR", type=LOCAL)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def stat(folder: str, as_json: bool) -> None:

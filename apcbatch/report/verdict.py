@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS
 from apcbatch.job.processes import Process
 from apcbatch.report.requests import Requests
 
@@ -30,6 +31,9 @@ def verdict(requests: Requests, processes: Sequence[Process], options: Mapping[s
     summaries = summaries_of(processes)
     last = processes[-1] if processes else None
     end = None if last is None else last.end
+    code = None if end is None else end.exit_code
+    if code in (EXIT_OK, EXIT_REQUEST_ERRORS):  # OUT says which: it may be of shards, or have lost its errors since
+        code = EXIT_REQUEST_ERRORS if errors else EXIT_OK
     return {
         "requests": len(requests),
         "ok": len(requests) - errors,
@@ -37,8 +41,8 @@ def verdict(requests: Requests, processes: Sequence[Process], options: Mapping[s
         "errors_by_code": dict(sorted(requests.codes.items())),
         **requests.ended.summary(),
         "doubts": list(requests.ended.doubts(options)),
-        "exit_code": None if end is None else end.exit_code,
-        "continue": None if last is None else last.continue_command,
+        "exit_code": code,
+        "continue": None if last is None or code == EXIT_OK else last.continue_command,
         "unfinished": last is not None and end is None,
         "prompt_tokens": prompt,
         "cached_tokens": cached,

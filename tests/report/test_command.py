@@ -226,6 +226,16 @@ def test_a_run_writes_its_report(apcbatch: Command, tmp_path: Path) -> None:
     assert again.code == 3 and data_of(tmp_path / "r.html")["runs"][0]["verdict"]["processes"] == 1
 
 
+def test_the_exit_status_is_that_of_out(apcbatch: Command, tmp_path: Path) -> None:
+    """Fault: without its bad line a complete run is shown with exit status 3, merged shards with that of the last."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1), {"messages": []}])
+    assert apcbatch(*RUN).code == 3
+    write_lines(tmp_path / "in.jsonl", [conversation(1)])
+    assert apcbatch(*RUN, "--resume", "--report", "r.html").code == 0
+    verdict = data_of(tmp_path / "r.html")["runs"][0]["verdict"]
+    assert (verdict["errors"], verdict["exit_code"], verdict["continue"]) == (0, 0, None)
+
+
 @pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
