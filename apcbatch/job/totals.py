@@ -146,13 +146,14 @@ class Totals:
 
     def sentence(self, output: str) -> str:
         """Return the summary as one sentence. output: name of OUT."""
-        before = f" ({self.already_done} more answered before)" if self.already_done else ""
+        before = f" ({self.already_done:,} more answered before)" if self.already_done else ""
         ended = ", ".join(shown_counts(self.answers.summary()))
         ended += "; " if ended else ""
         return (
             f"{counted(self.requests, 'request')}{before} in {self.elapsed_s():.1f} s: "
-            f"{self.ok} ok, {counted(self.errors, 'error')}; {ended}{100 * self.hit_rate:.1f} % of "
-            f"{self.prompt_tokens} prompt tokens restored; results in {'standard output' if output == '-' else output}"
+            f"{self.ok:,} ok, {counted(self.errors, 'error')}; {ended}"
+            f"{100 * self.hit_rate:.1f} % of {self.prompt_tokens:,} prompt tokens restored; "
+            f"results in {'standard output' if output == '-' else output}"
         )
 
     def summary(self, config: Config, engine: JobEngine | None) -> dict[str, Any]:

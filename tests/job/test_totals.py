@@ -120,6 +120,8 @@ def test_nothing_adds_up_to_nothing(clock: list[float]) -> None:
         "0 requests in 0.0 s: 0 ok, 0 errors; 0.0 % of 0 prompt tokens restored; results in standard output"
     )
     assert totals.sentence("+out.jsonl").endswith("; results in +out.jsonl"), "which sorts before a dash"
+    totals.already_done, totals.prompt_tokens = 1234, 5678
+    assert " (1,234 more answered" in totals.sentence("-") and " of 5,678 prompt" in totals.sentence("-")
 
 
 def test_scores_add_up_exactly() -> None:
