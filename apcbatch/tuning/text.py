@@ -96,7 +96,7 @@ TUNING_COLUMNS = (
     Column("live at once", 12, lambda one: f"{one.table.peak_live_snapshots:,}", need=3),
     Column("seconds", 9, lambda one: f"{one.total_s:.2f}"),
 )
-MARK = "  <- chosen"
+MARK = "  <- recommended"
 
 
 def forecast_lines(

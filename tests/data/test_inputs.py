@@ -90,12 +90,12 @@ def test_a_folder_stands_for_its_shards(folder: Path) -> None:
     (folder / "shards" / "more.jsonl").rename(folder / "shards" / "more")
     found = find_inputs(["shards/"], told.append)
     assert [os.path.basename(name) for name in found.files] == sorted(names)
-    assert told == [
-        "of the folder shards/, only 6 files can be INPUT; not README.md, chats.csv, done.jsonl and 3 more"
-    ], "what is left out is said"
+    assert told == ["INPUT has 6 files of the folder shards/; not README.md, chats.csv, done.jsonl and 3 more"], (
+        "what is left out is said"
+    )
     write(folder / "few", **{name.replace(".", "__"): b"" for name in ("a.jsonl", "b.csv", "c.csv", "d.csv")})
     find_inputs(["few/"], told.append)
-    assert told[1:] == ["of the folder few/, only 1 file can be INPUT; not b.csv, c.csv, d.csv"]
+    assert told[1:] == ["INPUT has 1 file of the folder few/; not b.csv, c.csv, d.csv"]
     write(folder / "empty", notes__txt=b"")
     with pytest.raises(UsageError, match="the folder empty holds no input; expected files that end in .jsonl, "):
         find_inputs(["empty"])

@@ -105,7 +105,7 @@ Measured here with this model:
   a write: 10.486 ms a MiB
 
  block  hit rate       cached     computed    written       read        kept      stored  live at once    seconds
-    16    75.0 %        1,500          500      1,234         56     3.0 MiB     5.0 MiB            89       2.00  ##########            <- chosen
+    16    75.0 %        1,500          500      1,234         56     3.0 MiB     5.0 MiB            89       2.00  ##########            <- recommended
     64    20.0 %          399        1,601      1,234         56     3.0 MiB     5.0 MiB            89       4.00  ####################
    128    20.0 %          399        1,601      1,234         56     3.0 MiB     5.0 MiB            89       1.00  #####               
 
@@ -132,8 +132,8 @@ def test_the_reports_are_those_of_their_numbers() -> None:
     for width, has_bars in ((widest, True), (widest - 1, False)):
         shown = list(tuning_lines(TUNING, config, width))
         assert [row in shown for row in rows] == [has_bars] * len(rows)
-    for width in range(40, widest):
-        [row] = (line for line in tuning_lines(TUNING, config, width) if line.endswith("<- chosen"))
+    for width in range(60, widest):
+        [row] = (line for line in tuning_lines(TUNING, config, width) if line.endswith("<- recommended"))
         assert row.startswith("    16") and len(row) <= width, "the mark is on its row"
 
 

@@ -122,7 +122,7 @@ def test_what_is_written_has_its_shape_and_is_read_back(chats: Path, tmp_path: P
     read = load({}, str(path), {})
     assert (read.block_size, read.policy, read.min_gain_tokens) == (1, "planned", 11)
     lines = list(tuning_lines(tuning, config))
-    assert sum("<- chosen" in line for line in lines) == 1
+    assert sum("<- recommended" in line for line in lines) == 1
     assert any("measured 7: NOT as predicted" in line for line in lines)
 
 

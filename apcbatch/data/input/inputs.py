@@ -138,7 +138,7 @@ def _shards(names: Iterable[str], folder: str, warn: Callable[[str], None]) -> l
     if others:
         more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
         named = ", ".join(others[:_MOST_NAMED])
-        warn(f"of the folder {folder}, only {counted(len(shards), 'file')} can be INPUT; not {named}{more}")
+        warn(f"INPUT has {counted(len(shards), 'file')} of the folder {folder}; not {named}{more}")
     return shards
 
 
