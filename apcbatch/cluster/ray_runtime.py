@@ -261,9 +261,11 @@ class RayRuntime:
 
     def _warn_of_slow_start(self) -> None:
         """Warn once about a worker that is slow to start."""
+        if self._has_warned_of_slow_start:
+            return
         latest = self.clock() - SLOW_START_S
         slow = [remote.id for remote in self._remotes.values() if not remote.is_ready and remote.spawned < latest]
-        if slow and not self._has_warned_of_slow_start:
+        if slow:
             self._has_warned_of_slow_start = True
             self._warn_once(
                 f"worker {slow[0]} is not ready after {SLOW_START_S:g} s: it loads the model, or the cluster has no "

@@ -193,10 +193,10 @@ class Feeder:
         """Register the ids of the turns, and return turn -> error for those that an earlier line used. The id of turn 1
         is already registered by the caller."""
         found: dict[int | None, RequestError] = {}
+        first_id = conversation.request_id(1)
         for turn in turns:
             custom_id = conversation.request_id(turn)
-            known = custom_id == conversation.request_id(1)
-            if not known and (error := self._used_ids.add(custom_id, conversation.line)) is not None:
+            if custom_id != first_id and (error := self._used_ids.add(custom_id, conversation.line)) is not None:
                 found[turn] = error
         return found
 
@@ -235,7 +235,7 @@ class Feeder:
             failed = dict.fromkeys((ticket.turn for ticket in tickets), error)
         errors = failed | errors
         asked = [prompts[one.turn] for one in tickets if one.turn not in errors and one not in self._answers]
-        references = {} if source is None or known is None else source.find(known, conversation, asked)
+        references = source.find(known, conversation, asked) if source is not None else {}
         for ticket in tickets:
             if ticket.turn in errors:
                 yield self._unless_answered(Failure(ticket, errors[ticket.turn]))
@@ -296,7 +296,7 @@ class Feeder:
             prompt = rollout.rollout.prompt
             source = self._references if ticket not in self._answers else None
             known = source.begin(rollout.conversation) if source is not None else None
-            references = {} if source is None or known is None else source.find(known, rollout.conversation, [prompt])
+            references = source.find(known, rollout.conversation, [prompt]) if source is not None else {}
             request = self._request(ticket, rollout.conversation, prompt, rollout, references.get(prompt.turn))
             if ticket not in self._answers:
                 work = _with_constraint(request)

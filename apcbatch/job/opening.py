@@ -259,7 +259,7 @@ def _check_first_lines(
         records = chain([first], records)
     most_workers = None
     if config.ray is not None and STDIN not in inputs.files:  # reading ahead on stdin may block
-        ahead = list(islice(records, min(MOST_COUNTED, MOST_COUNTED if config.limit is None else config.limit)))
+        ahead = list(islice(islice(records, config.limit), MOST_COUNTED))
         records = chain(ahead, records)
         if len(ahead) < MOST_COUNTED:  # a line has at most one request per message
             requests = (max(1, len(one.messages)) if isinstance(one, Conversation) else 1 for one in ahead)

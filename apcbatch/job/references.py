@@ -131,10 +131,12 @@ class References:
         return KnownAnswers(self._renderer, conversation) if conversation.draft else None
 
     def find(
-        self, known: KnownAnswers, conversation: Conversation, prompts: Sequence[Prompt]
+        self, known: KnownAnswers | None, conversation: Conversation, prompts: Sequence[Prompt]
     ) -> Mapping[int, Mapping[DraftSource, Sequence[TokenArray]]]:
-        """Return turn -> source -> the known answers to that turn's prompt."""
+        """Return turn -> source -> the known answers to that turn's prompt. known: the result of `begin`."""
         found: dict[int, dict[DraftSource, Sequence[TokenArray]]] = {}
+        if known is None:
+            return found
         try:
             if self._recorded:
                 for turn, tokens in known.recorded(prompts).items():

@@ -36,7 +36,7 @@ from apcbatch.store.index import Index
 from apcbatch.store.repair import IndexOpener, index_path, refuse_newer, require_schema, require_version
 from apcbatch.store.session import Session, sweep
 from apcbatch.store.snapshot_file import SnapshotFolder
-from apcbatch.store.status import Status
+from apcbatch.store.status import WITHOUT, Status
 
 LOCK_TIMEOUT_S = 60.0
 _ANY_ID = re.compile(rb"apcbatch snapshot store ([1-9][0-9]{0,4})\n")
@@ -67,17 +67,17 @@ def open_folder(files: Files, folder: str, read_only: bool, maintenance: bool, s
     may_create = not (read_only or maintenance)
     if not files.is_folder(folder):
         _make_folder(files, folder, may_create)
-    problem = None
     try:
         _require_store(folder, identify(files, folder), may_create)
     except OSError as error:
         clause = error.strerror or str(error)
         if not may_create:
             raise UsageError(f"the store {folder} cannot be read: {clause}; check its owner and mode") from error
-        status.once("unreadable", f"it cannot be read ({clause}); the run continues without it (results do not change)")
+        status.once("unreadable", f"it cannot be read ({clause}); {WITHOUT}")
         return Opened(None, None, None)
     _warn_of_network(files, folder, status)
-    if problem is None and not read_only:
+    problem = None
+    if not read_only:
         if files.is_writable(folder):
             try:
                 return _open_to_write(files, folder, maintenance, status)
@@ -166,8 +166,7 @@ def _open_to_read(files: Files, folder: str, problem: str | None, status: Status
         if problem is not None:
             status.once("read-only", f"{problem}; snapshots are read from it but not kept")
         return reader
-    both = f"{problem}, and {cause}; the run continues without it (results do not change)"
-    status.once("no index", cause if problem is None else both)
+    status.once("no index", cause if problem is None else f"{problem}, and {cause}; {WITHOUT}")
     return None
 
 

@@ -18,6 +18,7 @@ from apcbatch.store.environment import Files
 from apcbatch.store.format import SUSPECT_NAME
 
 MAX_BAD_SNAPSHOT_LINES = 20
+WITHOUT = "the run continues without it (results do not change)"  # the end of a warning of what a store cannot do
 _DAMAGED_END = "the run continues without it, and the next one makes it anew (results do not change)"
 
 
@@ -110,4 +111,4 @@ class Status:
         elif full:
             self.once("full", "the disk is full; snapshots are not kept (results do not change)")
         else:
-            self.once(cause, f"{doing} failed ({error}); the run continues without it (results do not change)")
+            self.once(cause, f"{doing} failed ({error}); {WITHOUT}")
