@@ -51,7 +51,7 @@ OUTPUT, OUTPUT_ANYWHERE = PathName(is_output=True), PathName(is_anywhere=True, i
 
 
 class Count(click.IntRange):
-    """Type of an option whose value is an integer of at least `min`; its error reads as those of the other options."""
+    """Click type of an integer with a minimum, whose error is worded like those of options with a Spec."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the value as an integer. Raises click.UsageError."""

@@ -48,7 +48,8 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def check_current_folder() -> None:
-    """Refuse a current folder that was removed: MKL then ends the process, and relative paths lead nowhere."""
+    """Raise UsageError if the current folder was removed: relative paths would lead nowhere, and MKL would end the
+    process."""
     try:
         os.getcwd()
     except OSError as error:

@@ -31,7 +31,7 @@ def check_request(
     request: Request, vocab_size: int, context_length: int | None, max_request_tokens: int
 ) -> tuple[TokenArray, int]:
     """Return the token ids of a valid request's prompt, and the most new tokens it may have. Raises RequestError with
-    the reason."""
+    the reason. Drafts are checked by `check_drafts`."""
 
     try:
         prompt = as_token_array(request.token_ids)

@@ -103,7 +103,7 @@ def _prompt(summary: dict[str, Any]) -> str:
 
 
 def _scores(score: dict[str, Any]) -> str:
-    """Format the means of the scores of recorded answers, without a perplexity that float64 cannot represent."""
+    """Format the means of --score. A perplexity beyond float64 is left out."""
     text = f"{counted(score['answers'], 'recorded answer')} of {score['tokens']:,} tokens: "
     text += f"perplexity {score['perplexity']:.4g}, " if score["perplexity"] is not None else ""
     shares = 100 * score["greedy_match_share"], 100 * score["exact_match_share"]

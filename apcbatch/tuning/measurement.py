@@ -247,13 +247,13 @@ class _Meter:
 
 
 def _features(count: int, length: int, context: int, snapshots: int) -> tuple[float, ...]:
-    """Return the features of one pass (passes, chunks, tokens, context pairs, snapshots) with `count` chunks of
-    `length` new tokens, each after `context` restored ones. snapshots: number of snapshots that the pass keeps."""
+    """Return the numbers of passes (1), chunks, tokens, context pairs and snapshots of one pass. count: chunks. length:
+    new tokens of a chunk. context: restored tokens before each chunk. snapshots: those that the pass keeps."""
     return (1, count, count * length, count * length * (context + length / 2), snapshots)
 
 
 def _fit(samples: Sequence[Sample], has_attention: bool) -> list[float]:
-    """Return the cost of each feature, none below 0, that fit the samples with the least relative error."""
+    """Return the costs of the features, none below 0, that fit the samples with the least relative error."""
     matrix = np.array([[value / seconds for value in features] for features, seconds in samples])
     active = [column for column in range(matrix.shape[1]) if has_attention or column != CONTEXT]
     costs = np.zeros(matrix.shape[1])

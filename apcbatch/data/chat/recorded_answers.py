@@ -98,5 +98,5 @@ def answer_end(tokens: TokenArray, begin: int, eos_token_ids: tuple[int, ...]) -
 
 
 def stops_in(tokens: TokenArray, eos_token_ids: tuple[int, ...]) -> npt.NDArray[np.intp]:
-    """Return the positions of the stop tokens, ascending. For few ids this takes a third of the time of np.isin."""
+    """Return the positions of the stop tokens, ascending; for the few ids of a model in less time than np.isin."""
     return np.flatnonzero(np.any([tokens == token for token in eos_token_ids], axis=0))

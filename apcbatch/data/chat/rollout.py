@@ -63,7 +63,7 @@ class Rollout:
         return self._make_prompt(now, following, self._follow_calls(now, following))
 
     def take(self, generated_ids: Sequence[int], stopped: bool, text: str | None = None) -> ParsedAnswer:
-        """Take the answer to the current request, as `advance` does, and return it."""
+        """Add the answer to the current request to the history, and return it parsed. Arguments: see `advance`."""
         token_ids = as_token_array(generated_ids)
         output_parser = self._renderer.output_parser(self._conversation, self.prompt)
         whole = self._renderer.tokenizer.decode(generated_ids) if text is None else text
@@ -125,7 +125,8 @@ class Rollout:
         return np.concatenate((self.prompt.token_ids, answer, ids))
 
     def _render_again(self, following: Turn) -> TokenArray:
-        """Render the messages before a turn, with the generated answers in place of the recorded ones."""
+        """Return the tokens of the history before a turn, which is rendered with the generated answers in place of the
+        recorded ones."""
         self.sampled.clear()
         history = self._messages[: following.num_messages]
         for turn, answer in zip(self._turns, self._answers, strict=False):
@@ -144,7 +145,7 @@ class Rollout:
         return text[len(before) :] if text.startswith(before) else None
 
     def _text_with_placeholder(self, now: Turn, following: Turn) -> str:
-        """Render the text of the next prompt, with the placeholder as the answer to the current one."""
+        """Render the prompt of the next turn, with the placeholder as the current turn's answer."""
         messages = self._messages[: following.num_messages]
         messages[now.num_messages] = {"role": "assistant", "content": _PLACEHOLDER}
         return self._renderer.render_text(self._conversation, messages)

@@ -41,8 +41,8 @@ class ConvolvedProjection:
         return self._is_supported and _has_few_tokens(batch)
 
     def __call__(self, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Project h (t, h), and convolve. Returns x (t, d) after the convolution, and the other columns, (t, out - d).
-        All are of the weights' dtype."""
+        """Multiply the rows of h, (t, hidden), by in_proj, and convolve the first d columns. Returns (the convolved
+        columns (t, d), the other columns (t, out - d)). All are of the weights' dtype."""
         d, width = self._weight.shape
         if not self.takes(batch):
             projected = ops.linear(h, self._in_proj, bias=self._in_bias)  # (t, h) -> (t, out)
