@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from apcbatch.cluster.ray_cluster import RayCluster
-from apcbatch.cluster.ray_runtime import RayRuntime
+from apcbatch.cluster.ray_runtime import SLOW_START_S, RayRuntime
 from apcbatch.cluster.recovery import read_in_flight
 from apcbatch.cluster.runtime import MOST_UNITS, Event, Lost, Ready, Received, WorkerKind
 from apcbatch.cluster.wire import Alive, Answer, Done, Exported, Import, ImportFailed, Piece, Unit
@@ -208,6 +208,25 @@ def test_the_end_of_a_run_waits_for_a_worker_that_has_answered(talk: Talk) -> No
     assert os.path.exists(path)
     talk.runtime.close()
     assert not os.path.exists(path)
+
+
+def test_workers_that_are_slow_to_start_are_told_once(talk: Talk) -> None:
+    """Fault: a full cluster is waited for without a word, or each worker warns again."""
+    now = talk.runtime.clock
+    first, second = talk.runtime.spawn(), talk.runtime.spawn()
+    talk.runtime.clock = lambda: now() + SLOW_START_S - 5
+    talk.runtime.wait(0)
+    assert not talk.warnings
+    talk.runtime.clock = lambda: now() + SLOW_START_S + 5
+    talk.events += talk.runtime.wait(0)
+    [warning] = talk.warnings
+    assert warning.startswith(f"worker {first} is not ready after {SLOW_START_S:g} s")
+    talk.runtime.kill(first)
+    talk.events += talk.runtime.wait(0)
+    assert talk.warnings == [warning]
+    ready = talk.until(lambda event: isinstance(event, Ready) and event.worker == second)
+    assert isinstance(ready, Ready)
+    talk.pids[second] = ready.facts.pool_bytes
 
 
 def test_a_worker_that_cannot_be_opened_ends_the_run(talk: Talk) -> None:
