@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -41,13 +42,21 @@ SHOWN_CHARACTERS = 300
 
 
 @dataclass(eq=False)
+class StateRef:
+    """The runtime's handle of an exported state. ref: Ray's reference to its bytes."""
+
+    ref: Any
+
+
+@dataclass(eq=False)
 class _Remote:
     """A worker's actor.
 
     starting: the call of `start`. watch: the call of `hold`, which fails when the process ends. node: name in its
     facts. node_id: Ray's id of its node. in_flight: path of its in-flight file on that node. unreachable: time since
     which it is unavailable, else 0. asked: time of the last attempt to reach it. streams: by unit number, the streaming
-    call of each unit, Ray's generator of object references.
+    call of each unit, Ray's generator of object references. imported: handles of the states that it keeps references
+    to, by key.
     """
 
     id: WorkerId
@@ -62,6 +71,7 @@ class _Remote:
     unreachable: float = 0.0
     asked: float = 0.0
     streams: dict[int, Any] = field(default_factory=dict)
+    imported: dict[Key, weakref.ref[StateRef]] = field(default_factory=dict)
 
 
 class RayRuntime:
@@ -83,7 +93,7 @@ class RayRuntime:
         self._kind, self._options, self._warn = kind, options, warn
         self._class = self._ray.remote(WorkerActor)
         self._remotes: dict[WorkerId, _Remote] = {}
-        self._lost: dict[WorkerId, tuple[str, str]] = {}
+        self._lost: dict[WorkerId, Collection[int] | None] = {}  # the requests that were in flight
         self._warned: set[str] = set()
         self._num_workers = 0
         self._was_ready = self._has_warned_of_slow_start = False
@@ -107,16 +117,22 @@ class RayRuntime:
         self._remotes[self._num_workers] = _Remote(self._num_workers, actor, starting, self.clock())
         return self._num_workers
 
-    def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, Any]) -> None:
-        """Start a unit's streaming call.
+    def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, StateRef]) -> None:
+        """Start a unit's streaming call, with the imported states whose handles the driver has dropped meanwhile.
 
         The references are nested in a list, so that the worker waits for the states instead of Ray.
         """
         remote = self._remotes.get(worker)
         if remote is not None:
             self._cluster.check()
+            dropped = [key for key, handle in remote.imported.items() if handle() is None]
+            for key in dropped:
+                del remote.imported[key]
+            remote.imported.update((key, weakref.ref(state)) for key, state in states.items())
             call = remote.actor.work.options(num_returns="streaming")
-            remote.streams[unit.number] = call.remote(unit, list(states.items()))
+            remote.streams[unit.number] = call.remote(
+                unit, [(key, state.ref) for key, state in states.items()], dropped
+            )
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Return the next events. Raises StoppedError if the cluster is gone, and UsageError if a worker fails with a
@@ -143,20 +159,22 @@ class RayRuntime:
 
     def in_flight(self, worker: WorkerId) -> Collection[int] | None:
         """Read the numbers of a worker's requests in flight from the file on its node; None if unknown."""
-        node_id, path = self._lost.pop(worker, _file_of(self._remotes.get(worker)))
-        if not path:
+        if worker in self._lost:
+            return self._lost.pop(worker)
+        remote = self._remotes.get(worker)
+        if remote is None or not remote.in_flight:
             return None
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        there = NodeAffinitySchedulingStrategy(remote.node_id, soft=False)
         take = self._ray.remote(take_in_flight).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
         try:
             numbers: Collection[int] | None = self._cluster.call(
-                lambda: self._ray.get(take.remote(path), timeout=IN_FLIGHT_S)
+                lambda: self._ray.get(take.remote(remote.in_flight), timeout=IN_FLIGHT_S)
             )
             return numbers
         except self._ray.exceptions.RayError:  # the node is gone, so no request is suspected; or it is too busy
-            return None if node_id in self._cluster.live_nodes() else ()
+            return None if remote.node_id in self._cluster.live_nodes() else ()
 
     def kill(self, worker: WorkerId) -> None:
         """End a worker's process at once."""
@@ -254,7 +272,7 @@ class RayRuntime:
                     self._warn_once(message)
                     continue
                 if isinstance(message, Exported):
-                    message = replace(message, state=remote.actor.state.remote(message.unit, message.key))
+                    message = replace(message, state=StateRef(remote.actor.state.remote(message.unit, message.key)))
                 elif isinstance(message, Done):
                     del remote.streams[unit]
                 yield Received(remote.id, message)
@@ -297,23 +315,19 @@ class RayRuntime:
         cause = getattr(error, "cause", None)
         if isinstance(cause, UsageError) and not self._was_ready:
             raise UsageError(f"no worker can be opened: {cause}") from None
-        if NODE_DIED in str(error) or (remote.node_id and remote.node_id not in self._cluster.live_nodes()):
-            return self._forget(remote, f"its machine {remote.node} is gone", with_node=True)
-        if isinstance(cause, Exception):
-            return self._forget(remote, f"its engine failed ({_shown(f'{type(cause).__name__}: {cause}')})")
-        return self._forget(remote, f"its process has ended ({_shown(_plain_reason(error))})")
+        if NODE_DIED not in str(error):
+            in_flight = self.in_flight(remote.id)  # after which a node that died with the worker is known to be dead
+            if not remote.node_id or remote.node_id in self._cluster.live_nodes():
+                self._lost[remote.id] = in_flight
+                if isinstance(cause, Exception):
+                    return self._forget(remote, f"its engine failed ({_shown(f'{type(cause).__name__}: {cause}')})")
+                return self._forget(remote, f"its process has ended ({_shown(_plain_reason(error))})")
+        return self._forget(remote, f"its machine {remote.node} is gone", with_node=True)
 
     def _forget(self, remote: _Remote, reason: str, with_node: bool = False) -> Lost:
         del self._remotes[remote.id]
-        if not with_node:
-            self._lost[remote.id] = _file_of(remote)
         self._end(remote.actor)
         return Lost(remote.id, reason, with_node)
-
-
-def _file_of(remote: _Remote | None) -> tuple[str, str]:
-    """Return the node id of a worker and the path of its in-flight file there; empty if it was never ready."""
-    return ("", "") if remote is None else (remote.node_id, remote.in_flight)
 
 
 def _plain_reason(error: Exception) -> str:

@@ -2,6 +2,8 @@
 
 Invariants:
 - A single thread creates and uses the worker.
+- A reference to an imported state is kept until the driver has dropped the state: an object that a process releases at
+  the moment when it receives it again may never become ready (a race in Ray, seen in 2.60).
 - A state is returned by its own call, `state`. So the driver gets a reference and never the bytes, and the state
   outlives this process. (Ray may lose what a stream has yielded if the process ends before the stream.)
 - Every fetch is bounded.
@@ -87,6 +89,7 @@ class WorkerActor:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._messages: dict[int, SimpleQueue[Message | Exception]] = {}  # by unit number
         self._states: dict[tuple[int, Key], Any] = {}  # announced but not taken, by unit number and key
+        self._imported: dict[Key, Any] = {}  # references to the imported states
         threading.Thread(target=self._serve, daemon=True).start()
 
     def start(self, make: Make, options: Mapping[str, Any]) -> Opened:
@@ -114,11 +117,15 @@ class WorkerActor:
         """Never return: the driver awaits this call, which fails when the process ends."""
         threading.Event().wait()
 
-    def work(self, unit: Unit, states: Sequence[tuple[Key, Any]]) -> Iterator[list[Sent]]:
+    def work(self, unit: Unit, states: Sequence[tuple[Key, Any]], dropped: Collection[Key]) -> Iterator[list[Sent]]:
         """Run a unit, and yield its messages in batches. `state` returns the state of each Exported message.
 
-        states: references to the imports, each with its key.
+        states: references to the imports, each with its key. dropped: imports of earlier units that no unit reads
+        again.
         """
+        for key in dropped:
+            self._imported.pop(key, None)
+        self._imported.update(states)
         messages = self._messages[unit.number] = SimpleQueue()
         fetched = _fetch(states)
         self._call_in_worker_thread(lambda: self._worker.begin(unit, fetched))

@@ -6,12 +6,15 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from apcbatch.cluster.ray_cluster import RayCluster
-from apcbatch.cluster.ray_runtime import SLOW_START_S, RayRuntime
+from apcbatch.cluster.ray_runtime import SLOW_START_S, RayRuntime, StateRef, _Remote
+from apcbatch.cluster.ray_worker import WorkerActor
 from apcbatch.cluster.recovery import read_in_flight
 from apcbatch.cluster.runtime import MOST_UNITS, Event, Lost, Ready, Received, WorkerKind
 from apcbatch.cluster.wire import Alive, Answer, Done, Exported, Import, ImportFailed, Piece, Unit
@@ -98,7 +101,7 @@ def test_what_a_worker_says_comes_whole_and_in_order(talk: Talk) -> None:
     made = [one for one in said if isinstance(one, Exported)]
     assert [(one.key, one.num_bytes) for one in made] == [(b"ab", 300000), (b"cd", 300000)]
     for one in made:
-        assert bytes(memoryview(ray.get(one.state))) == one.key * (one.num_bytes // 2)
+        assert bytes(memoryview(ray.get(one.state.ref))) == one.key * (one.num_bytes // 2)
     talk.done(2)
     assert talk.warnings == ["a worker was opened", "beware"]
 
@@ -142,7 +145,7 @@ def test_states_go_from_worker_to_worker(talk: Talk) -> None:
     made = talk.until(lambda event: isinstance(event, Received) and isinstance(event.message, Exported))
     assert isinstance(made, Received) and isinstance(made.message, Exported)
     large = made.message.state
-    assert ray.wait([large], timeout=PATIENCE_S, fetch_local=False)[0], "it never comes"
+    assert ray.wait([large.ref], timeout=PATIENCE_S, fetch_local=False)[0], "it never comes"
     os.kill(talk.pids[first], signal.SIGKILL)
     lost = talk.until(lambda event: isinstance(event, Lost))
     assert isinstance(lost, Lost) and not lost.with_node
@@ -199,6 +202,33 @@ def test_a_worker_that_is_ended_leaves_its_room(talk: Talk) -> None:
         talk.runtime.wait(0.1)
 
 
+def test_a_worker_keeps_a_state_until_the_driver_drops_it(nodes: Any) -> None:
+    """Fault: Ray never hands over a state that a worker releases with one unit and is given with the next; and states
+    that nobody reads any more fill the object stores."""
+    import ray
+
+    actor = WorkerActor()
+    actor.start(make_fake, {"threads": 1})
+    calls: list[tuple[Any, ...]] = []
+    work = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *given: calls.append(given)))
+    runtime = RayRuntime(RayCluster("auto"), WorkerKind(cpus=1), {})
+    runtime._remotes[1] = _Remote(1, SimpleNamespace(work=work), None, 0.0)
+    handles = {key: StateRef(ray.put(np.frombuffer(key * 3, np.uint8))) for key in (b"ab", b"cd")}
+
+    def submit(number: int, *keys: bytes) -> None:
+        runtime.submit(1, unit(number, "say", imports=keys), {key: handles[key] for key in keys})
+        [answer] = [one for sent in actor.work(*calls.pop()) for one in sent if isinstance(one, Answer)]
+        assert answer.result.token_ids == [3 * len(keys)]
+
+    submit(1, b"ab", b"cd")
+    submit(2)
+    assert set(actor._imported) == {b"ab", b"cd"}
+    del handles[b"cd"]
+    submit(3, b"ab")
+    assert set(actor._imported) == {b"ab"}
+    os.unlink(actor._in_flight)
+
+
 def test_the_end_of_a_run_waits_for_a_worker_that_has_answered(talk: Talk) -> None:
     """Fault: a worker that has sent its last answer is killed before its snapshots are stored, and leaves its file."""
     worker = talk.spawn()
@@ -235,6 +265,33 @@ def test_a_worker_that_cannot_be_opened_ends_the_run(talk: Talk) -> None:
     talk.runtime.spawn()
     with pytest.raises(UsageError, match="give another --model"):
         talk.until(lambda event: False)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_worker_may_end_before_ray_knows_that_its_node_is_dead(
+    dies: bool, nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the requests of a worker whose machine failed are suspected, if its process is seen to end first."""
+    import ray
+
+    cluster = RayCluster("auto")
+    runtime = RayRuntime(cluster, WorkerKind(cpus=1), {})
+    live = {"node"}
+
+    def take_from_node(worker: int) -> tuple[()] | set[int]:
+        live.difference_update({"node"} if dies else ())
+        return () if dies else {7}
+
+    remote = runtime._remotes[1] = _Remote(1, None, None, 0.0, node_id="node", in_flight="file")
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster, "live_nodes", lambda: live)
+        patched.setattr(runtime, "in_flight", take_from_node)
+        patched.setattr(runtime, "_end", lambda actor: None)
+        lost = runtime._lose(remote, ray.exceptions.RayError("broken pipe"))
+    assert (lost.with_node, lost.reason.split(" (")[0]) == (
+        (True, "its machine  is gone") if dies else (False, "its process has ended")
+    )
+    assert dies or runtime.in_flight(1) == {7}
 
 
 def test_a_node_goes_and_another_comes(talk: Talk, nodes: Any) -> None:
