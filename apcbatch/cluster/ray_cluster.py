@@ -214,7 +214,7 @@ def _silence() -> None:
 
 
 def _start(ray: Any, cpus: int | None) -> None:
-    """Start a cluster here that listens on loopback only."""
+    """Start a cluster here that listens on loopback only. Its workers have this process's niceness, not Ray's 15."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     object_bytes = min(max(memory // 8, LEAST_OBJECT_BYTES), MOST_OBJECT_BYTES)
     constants = sys.modules["ray._private.ray_constants"]
@@ -222,7 +222,14 @@ def _start(ray: Any, cpus: int | None) -> None:
     vars(constants)["ENABLE_RAY_CLUSTER"] = False
     try:
         with _environment(NO_CLUSTERS, "0"), _no_stderr():
-            ray.init(address=LOCAL, include_dashboard=False, object_store_memory=object_bytes, num_cpus=cpus, **QUIET)
+            ray.init(
+                address=LOCAL,
+                include_dashboard=False,
+                object_store_memory=object_bytes,
+                num_cpus=cpus,
+                _system_config={"worker_niceness": 0},
+                **QUIET,
+            )
     except Exception as error:  # Ray has no exception type for a failed start
         ray.shutdown()
         raise UsageError(

@@ -29,7 +29,12 @@ def nodes() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+    quick = {
+        "health_check_initial_delay_ms": 0,
+        "health_check_period_ms": 500,
+        "health_check_failure_threshold": 3,
+        "worker_niceness": 0,  # Ray's 15 leaves a worker no time beside the other tests
+    }
     cluster = Cluster(
         initialize_head=True,
         head_node_args={

@@ -211,7 +211,8 @@ def own_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Ca
     words = (f"--port={port}", "--num-cpus=1", f"--object-store-memory={STORE_BYTES}", f"--temp-dir={folder}")
     started = subprocess.run(
         [ray, "start", "--head", "--include-dashboard=false", *words],
-        env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        env={**environment(), "RAY_worker_niceness": "0"},
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert started.returncode == 0, started.stderr
 
