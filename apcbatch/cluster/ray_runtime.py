@@ -118,7 +118,7 @@ class RayRuntime:
         return self._num_workers
 
     def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, StateRef]) -> None:
-        """Start a unit's streaming call, with the imported states whose handles the driver has dropped meanwhile.
+        """Start a unit's streaming call, which also names the worker's earlier imports that the driver has dropped.
 
         The references are nested in a list, so that the worker waits for the states instead of Ray.
         """
