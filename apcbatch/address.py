@@ -134,8 +134,8 @@ def output_place(name: str) -> str:
 
 
 def is_stream(path: str) -> bool:
-    """Return whether a path leads to an open descriptor (`/dev/stdin`), a pipe, a device or a socket, which is written
-    as it is and never replaced."""
+    """Return whether a path leads to an open descriptor (`/dev/stdin`), a pipe, a device or a socket. Such an output is
+    written in place, and never replaced by a new file."""
     try:
         place = _followed(path)
         return _is_descriptor(place) or stat.S_IFMT(os.stat(place).st_mode) not in (stat.S_IFREG, stat.S_IFDIR)

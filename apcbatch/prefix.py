@@ -34,7 +34,7 @@ def as_token_array(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> TokenA
 
 
 def checked_tokens(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> TokenArray:
-    """Return an int32 array, which is taken as checked, unchanged; convert any other sequence by as_token_array."""
+    """Return an int32 array unchanged, without checking its ids; convert any other sequence by as_token_array."""
     is_checked = isinstance(token_ids, np.ndarray) and token_ids.dtype == np.int32
     return token_ids if is_checked else as_token_array(token_ids)  # type: ignore[return-value]
 

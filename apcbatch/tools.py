@@ -132,8 +132,8 @@ class EpisodeCode:
         return self._results([(what, function)])[0][0]
 
     def _results(self, jobs: Sequence[tuple[str, Callable[[], Any]]]) -> list[tuple[Any, float]]:
-        """Return (value, seconds) of each job, which is a clause that names it and a function. Functions are called in
-        their order; then what they return of coroutines runs side by side."""
+        """Run jobs, and return the (value, seconds) of each. The functions are called one after the other; the
+        coroutines that some return are then awaited side by side. jobs: (clause that names the job, function)."""
         found = []
         for what, function in jobs:
             begin = time.perf_counter()

@@ -117,7 +117,7 @@ class LiveFeeder(Feeder):
             yield
 
     def follow_up(self, result: Result) -> list[Work]:
-        """Let the episode of a result go on. What comes of it, `next` and `take_ended` return."""
+        """Continue the episode of a result. `next` and `take_ended` return what follows from it."""
         self._advance(result.tag.rollout, result)
         return []
 
@@ -128,7 +128,7 @@ class LiveFeeder(Feeder):
         return not self._is_read and len(self._open) < self._most_open and len(self.stage.making) < most_making
 
     def _take_replies(self, seconds: float) -> None:
-        """Let episodes go on whose tools have answered; wait for the first one at most that long."""
+        """Continue the episodes whose tools have answered. Wait for the first answer, at most `seconds`."""
         for reply in self._workers.poll(seconds) if self._open else ():
             if (episode := self._open.get(reply.key)) is not None:
                 self._advance(episode, reply)

@@ -191,7 +191,7 @@ def _has_bytes(path: str) -> bool:
 
 
 def check_out(path: str) -> None:
-    """Refuse to replace a file that is no OUT; UsageError."""
+    """Raise UsageError if a run would replace a file that is no OUT of this program."""
     if os.path.isfile(path):
         with open_stream(path) as stream:
             if not _is_out(stream):
@@ -199,7 +199,7 @@ def check_out(path: str) -> None:
 
 
 def check_run_file(path: str | Path) -> None:
-    """Refuse to replace a file that is no run file, or that cannot be read; UsageError."""
+    """Raise UsageError if a run would replace a file that is no run file of this program, or that cannot be read."""
     facts, fault = read_run_file(path)
     if facts is None and fault != MISSING:
         raise _other_file(f"{path} {fault}")

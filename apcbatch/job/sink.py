@@ -341,7 +341,8 @@ def _numbers_and_offsets(file: IO[bytes]) -> npt.NDArray[np.int64]:
 
 
 def _positions(numbers: npt.NDArray[np.int64], places: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return (lines,) int64: the position of each request number, which is the number itself unless `places` has it."""
+    """Return the position of each request, (lines,) int64: the one in `places`, or else its number. numbers: (lines,)
+    int64, of the requests. places: see Sink.finish."""
     if not places:
         return numbers
     moved = np.array(places, dtype=np.int64).reshape(-1, 2)

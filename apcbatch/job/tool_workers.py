@@ -365,7 +365,7 @@ def checked_tools(made: Mapping[str, Any]) -> list[Any] | None:
 
 
 def check_live_options(config: Config) -> None:
-    """Refuse options of episodes without --turns live."""
+    """Raise UsageError if an option of live episodes is given without --turns live."""
     unused = [name for name in LIVE_OPTIONS if getattr(config, name) != getattr(Config, name)]
     if unused and config.turns != "live":
         instead = "; several answers to one prompt are n in its line" if unused[0] == "samples" else ""

@@ -258,7 +258,7 @@ class Residual:
         self.sum, self.delta, self.has_delta, self.present = sum, delta, False, present
 
     def output(self) -> torch.Tensor:
-        """Return the last sub-block's output, which is pending, (t, h) float32. Call it only if has_delta is true."""
+        """Return the pending output of the last sub-block, (t, h) float32. Call it only if has_delta is true."""
         return self.delta
 
     def rows(self, indices: torch.Tensor) -> Residual:

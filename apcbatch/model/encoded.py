@@ -117,7 +117,8 @@ def as_converted(name: str, weight: StoredTensor, bits: int) -> StoredTensor | E
 
 
 def mode_beside(mode: str, adapter: object | None) -> str:
-    """Return Keeping.mode of a run: `decoded` with an adapter, which is added to decoded weights. mode: `--weights`."""
+    """Return Keeping.mode of a run: `decoded` with an adapter, since that is added to decoded weights; otherwise
+    `mode`, the value of `--weights`."""
     return mode if adapter is None else "decoded"
 
 

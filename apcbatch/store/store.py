@@ -222,8 +222,8 @@ class Store:
         self.close(drain=kind is None)
 
     def reading_tokens(self, model: str, dtype: str, device: str, measure: Callable[[], int | None]) -> int | None:
-        """Return the cost of reading a snapshot, in tokens: the stored one, or else a measured one, which is then
-        stored. None if no cost is stored and the store is read-only or `measure` returns None.
+        """Return the stored cost of reading a snapshot, in tokens. If there is none, measure and store it. None if the
+        store is read-only then, or `measure` returns None.
 
         model, dtype, device: see ReadingCost.
         """

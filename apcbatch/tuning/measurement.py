@@ -247,13 +247,14 @@ class _Meter:
 
 
 def _features(count: int, length: int, context: int, snapshots: int) -> tuple[float, ...]:
-    """Return the numbers of passes (1), chunks, tokens, context pairs and snapshots of one pass. count: chunks. length:
-    new tokens of a chunk. context: restored tokens before each chunk. snapshots: those that the pass keeps."""
+    """Return the features of one pass, whose costs `_fit` estimates: 1 for the pass itself, and the numbers of its
+    chunks, new tokens, context pairs and snapshots. count: chunks. length: new tokens of a chunk. context: restored
+    tokens before each chunk. snapshots: those that the pass keeps."""
     return (1, count, count * length, count * length * (context + length / 2), snapshots)
 
 
 def _fit(samples: Sequence[Sample], has_attention: bool) -> list[float]:
-    """Return the costs of the features, none below 0, that fit the samples with the least relative error."""
+    """Fit non-negative costs of the features to the samples, by least squares of the relative errors."""
     matrix = np.array([[value / seconds for value in features] for features, seconds in samples])
     active = [column for column in range(matrix.shape[1]) if has_attention or column != CONTEXT]
     costs = np.zeros(matrix.shape[1])

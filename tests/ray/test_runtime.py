@@ -282,14 +282,14 @@ def test_a_worker_may_end_before_ray_knows_that_its_node_is_dead(
         live.difference_update({"node"} if dies else ())
         return () if dies else {7}
 
-    remote = runtime._remotes[1] = _Remote(1, None, None, 0.0, node_id="node", in_flight="file")
+    remote = runtime._remotes[1] = _Remote(1, None, None, 0.0, node="there", node_id="node", in_flight="file")
     with monkeypatch.context() as patched:
         patched.setattr(cluster, "live_nodes", lambda: live)
         patched.setattr(runtime, "in_flight", take_from_node)
         patched.setattr(runtime, "_end", lambda actor: None)
         lost = runtime._lose(remote, ray.exceptions.RayError("broken pipe"))
     assert (lost.with_node, lost.reason.split(" (")[0]) == (
-        (True, "its machine  is gone") if dies else (False, "its process has ended")
+        (True, "its machine there is gone") if dies else (False, "its process has ended")
     )
     assert dies or runtime.in_flight(1) == {7}
 

@@ -98,5 +98,6 @@ def answer_end(tokens: TokenArray, begin: int, eos_token_ids: tuple[int, ...]) -
 
 
 def stops_in(tokens: TokenArray, eos_token_ids: tuple[int, ...]) -> npt.NDArray[np.intp]:
-    """Return the positions of the stop tokens, ascending; for the few ids of a model in less time than np.isin."""
+    """Return the positions of the stop tokens, ascending."""
+    # A model has few of them, for which np.isin takes longer.
     return np.flatnonzero(np.any([tokens == token for token in eos_token_ids], axis=0))

@@ -63,7 +63,8 @@ class Rollout:
         return self._make_prompt(now, following, self._follow_calls(now, following))
 
     def take(self, generated_ids: Sequence[int], stopped: bool, text: str | None = None) -> ParsedAnswer:
-        """Add the answer to the current request to the history, and return it parsed. Arguments: see `advance`."""
+        """Parse the generated answer to the current request, keep it for the history, and return it. Arguments: see
+        `advance`."""
         token_ids = as_token_array(generated_ids)
         output_parser = self._renderer.output_parser(self._conversation, self.prompt)
         whole = self._renderer.tokenizer.decode(generated_ids) if text is None else text
@@ -125,8 +126,8 @@ class Rollout:
         return np.concatenate((self.prompt.token_ids, answer, ids))
 
     def _render_again(self, following: Turn) -> TokenArray:
-        """Return the tokens of the history before a turn, which is rendered with the generated answers in place of the
-        recorded ones."""
+        """Render the history before a turn, with the generated answers in place of the recorded ones, and return its
+        tokens."""
         self.sampled.clear()
         history = self._messages[: following.num_messages]
         for turn, answer in zip(self._turns, self._answers, strict=False):

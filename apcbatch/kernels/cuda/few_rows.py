@@ -41,8 +41,8 @@ class ConvolvedProjection:
         return self._is_supported and _has_few_tokens(batch)
 
     def __call__(self, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Multiply the rows of h, (t, hidden), by in_proj, and convolve the first d columns. Returns (the convolved
-        columns (t, d), the other columns (t, out - d)). All are of the weights' dtype."""
+        """Project h, (t, hidden), by in_proj, and convolve the first d columns of the result. Returns the convolved
+        columns, (t, d), and the other ones, (t, out - d). All are of the weights' dtype."""
         d, width = self._weight.shape
         if not self.takes(batch):
             projected = ops.linear(h, self._in_proj, bias=self._in_bias)  # (t, h) -> (t, out)

@@ -135,8 +135,8 @@ def _run(
 
 
 def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: int) -> bytes | None:
-    """Return the fastest cuBLASLt kernel for this number of rows that passes the trial; None if none does, or if our
-    own is faster, which is timed for few rows of float32."""
+    """Return the fastest cuBLASLt kernel for this number of rows that passes the trial. None if none passes, or, for
+    few rows of float32, if our own kernel is faster."""
     generator = torch.Generator(weight.device).manual_seed(rows)
     x = torch.randn((rows, weight.shape[1]), device=weight.device, generator=generator)
     x = x.to(weight.dtype)
